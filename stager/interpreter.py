@@ -8,7 +8,6 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +24,10 @@ from .core import elf
 from .core.errors import ConfigError, StagerError
 from .core.files import expand_home
 from .core.processes import CommandError, Runner, run, run_with_input
-from .core.store import digest_file
 from .core.values import Target
 from .layers.bytecode import Compiler
 from .layers.source import Interpreter, LayerSource, RunPath
-from .layers.tree import Collector, TreeFile, digest_tree
+from .layers.tree import Collector, digest_tree
 from .lock import uv
 
 _RUN_SECONDS = 120.0
@@ -80,17 +78,18 @@ def list_faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()
         for place in said["places"]
         if not Path(place).resolve().is_relative_to(top)
     ]
-    for file in said["mapped"]:
-        if not file.startswith(_OF_SYSTEM) and not Path(file).is_relative_to(top):
-            faults.append(f"its Python uses {file}, which the nodes need not have")
+    faults += [
+        f"its Python uses {file}, which the nodes need not have"
+        for file in said["mapped"]
+        if not (file.startswith(_OF_SYSTEM) or Path(file).is_relative_to(top))
+    ]
     return list(dict.fromkeys(faults))
 
 
 # --- A Python of this machine that a bundle can bring: named by the user, or found ---------------
 
 _KEY = "environment.interpreter"
-_SYSTEM = (Path("/usr"), Path("/"))
-"""Folders that a distribution's Python shares with everything else."""
+_SYSTEM = (Path("/usr"), Path("/"))  # shared with all else of a distribution
 _UV_SECONDS = 30.0
 
 
@@ -99,8 +98,7 @@ class Installation(NamedTuple):
 
     prefix: Path
     program: str
-    version: str
-    """Its full version, ``3.12.1``."""
+    version: str  # its full version, ``3.12.1``
 
     @property
     def library(self) -> str:
@@ -161,33 +159,25 @@ def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:
 
 
 def _patch(program: Path) -> tuple[int, int, str]:
-    """Return what orders the Pythons of a version by the names of their folders, the best last.
-
-    The last number of the version counts first. Then the shorter name does: uv's are longer for
-    builds that need newer processors (``x86_64_v3`` for ``x86_64``), for musl, and for debugging.
-    """
+    """Order Pythons by the last number of the version, then uv's plain build before others."""
     name = program.parents[1].name
     number = re.match(r"(?:cpython-)?3\.\d+\.(\d+)", name)
     return int(number[1]) if number else -1, -len(name), name
 
 
 def _find_program(path: Path, target: Target) -> Path:
-    """Return the program that a path means: itself, or in the folder of an installation."""
     program = f"python{target.python}"
-    if path.is_dir():
-        for found in (path / "bin" / program, path / program):
-            if found.is_file():
-                return found
-        raise _UnusableError(
-            f"has no Python {target.python}: there is no file {path / 'bin' / program}"
-        )
-    if not path.is_file():
+    for found in (path, path / "bin" / program, path / program):
+        if found.is_file():
+            return found
+    if not path.is_dir():
         raise _UnusableError("is not there")
-    return path
+    raise _UnusableError(
+        f"has no Python {target.python}: there is no file {path / 'bin' / program}"
+    )
 
 
 def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
-    """Return the installation of a program; a virtual environment's is its base."""
     try:
         facts = interpreter.describe_interpreter(str(path), env)
         misfit = facts.explain_misfit(target.python)
@@ -199,8 +189,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
     prefix = Path(facts.base_prefix).resolve()
     if prefix in _SYSTEM:
         raise _UnusableError(
-            f"belongs to the system in {prefix}, which cannot be moved: its files lie among those "
-            "of all other programs"
+            f"belongs to the system in {prefix}, and cannot be moved from among other programs"
         )
     made = Installation(prefix=prefix, program=f"bin/{program.name}", version=facts.version)
     for part in (made.program, f"{made.library}/os.py", f"{made.library}/encodings"):
@@ -221,9 +210,7 @@ print("%d.%d.%d" % sys.version_info[:3], importlib.util.MAGIC_NUMBER.hex())
 
 
 def find_compiler(
-    target: Target,
-    own: Path | None = None,
-    env: Mapping[str, str] = os.environ,
+    target: Target, own: Path | None = None, env: Mapping[str, str] = os.environ
 ) -> Compiler | None:
     """Return a Python of another version to compile for a target; the processor does not matter."""
     if target.is_host_python:
@@ -246,19 +233,16 @@ _OF_GLIBC = re.compile(
 _ORIGIN = re.compile(r"\$ORIGIN\b|\$\{ORIGIN\}")
 
 
-@dataclass(kw_only=True)
 class Libraries:
     """The shared libraries that a Python needs, besides those of glibc."""
 
-    prefix: Path
-    own: dict[str, str] = field(default_factory=dict)
-    foreign: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Names of those that are left to the nodes, with the files that need each."""
-    run_paths: dict[str, RunPath] = field(default_factory=dict)
-    """What must be changed so that those in its folder are found elsewhere, by file."""
-    glibc: tuple[int, int] = (0, 0)
-    """The oldest glibc with which all of it runs."""
-    faults: list[str] = field(default_factory=list)
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self.own: dict[str, str] = {}
+        self.foreign = defaultdict[str, list[str]](list)  # left to the nodes; what needs each
+        self.run_paths: dict[str, RunPath] = {}  # by file
+        self.glibc = (0, 0)  # the oldest glibc with which all of it runs
+        self.faults: list[str] = []
 
     def follow(self, path: str) -> list[str]:
         """Note what a file needs; return the files in the folder that are needed only by it."""
@@ -275,8 +259,7 @@ class Libraries:
         folders = [(entry, resolve(entry)) for entry in header.run_path.split(":") if entry]
         relative = False
         for needed in header.needed:
-            # Until 2025, a program of python-build-standalone needed its libpython by a path:
-            # ``$ORIGIN/../lib/libpython3.12.so.1.0``.
+            # Until 2025, python-build-standalone had $ORIGIN/../lib/libpython3.12.so.1.0 here.
             folder, slash, name = needed.rpartition("/")
             if _OF_GLIBC.fullmatch(name):
                 continue
@@ -295,9 +278,8 @@ class Libraries:
         elif name not in self.own:  # else what needs this file has loaded it
             self.foreign[needed].append(path.rpartition("/")[2])
             if needed.startswith("libpython3"):
-                self.faults.append(
-                    f"{path}: it finds {needed} by LD_LIBRARY_PATH, or in the system"
-                )
+                fault = f"{path}: it finds {needed} by LD_LIBRARY_PATH, or in the system"
+                self.faults.append(fault)
         if needed.startswith(f"{self.prefix}/"):
             self.faults.append(f"{path}: it needs {needed}")
 
@@ -326,14 +308,13 @@ class Libraries:
 
 def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
     """Return the shared libraries that a Python and its extension modules need."""
-    libraries = Libraries(prefix=prefix)
+    libraries = Libraries(prefix)
     queue = deque([program, *modules])
     while queue:
         queue += libraries.follow(queue.popleft())
     if libraries.faults:
         raise ConfigError(
-            f"environment.interpreter: the Python in {prefix} is not relocatable: it does not find "
-            "its libraries in another place",
+            f"{_KEY}: the Python in {prefix} is not relocatable: it does not find its libraries",
             hint="name one that can be moved, such as those of uv: uv python install",
             context=libraries.faults,
         )
@@ -343,9 +324,7 @@ def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libr
 # --- The files of a Python that go into a bundle, as the source of a layer -----------------------
 
 _LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
-"""Directories of a standard library that stay behind: packages, tests, and bytecode."""
-_TEST_MODULE = re.compile(r"_?(test|xx).*\.so|_ctypes_test\..*")
-"""Extension modules that only Python's own tests import."""
+_TEST_MODULE = re.compile(r"_?(test|xx).*\.so|_ctypes_test\..*")  # of Python's own tests
 _HINT = "make these files readable, or name another Python with environment.interpreter"
 
 
@@ -355,14 +334,13 @@ class BundledInterpreter:
 
     source: LayerSource
     glibc: tuple[int, int]
-    foreign: Mapping[str, Sequence[str]]
-    """Shared libraries that it leaves to the nodes, with the files that need each."""
+    foreign: Mapping[str, Sequence[str]]  # libraries left to the nodes, and what needs each
     program: Path
 
     def note(self) -> str:
         """Return a note on the libraries that the nodes must have for it."""
         needs = "; ".join(
-            f"{name} ({', '.join(re.sub(r'[.]cpython.*', '', file) for file in files)})"
+            f"{name} ({re.sub(r'[.]cpython[^,]*', '', ', '.join(files))})"
             for name, files in self.foreign.items()
         )
         return (
@@ -396,11 +374,12 @@ def make_bundled_interpreter(
         collector.add(path, str(prefix / path))
     tree = collector.tree(what=f"the Python in {prefix}", hint=_HINT)
     interpreter = Interpreter(program=prefix / installation.program, run_paths=libraries.run_paths)
+    digests = [Digest.of(interpreter.content(file)) for file in tree.files]
     source = LayerSource(
         kind=PYTHON,
         name="cpython",
         version=installation.version,
-        digest=digest_tree(tree, [_digest(file, interpreter) for file in tree.files]),
+        digest=digest_tree(tree, digests),
         tree=tree,
         prefix=OWN_PYTHON,
         size=tree.size * 2,
@@ -447,9 +426,3 @@ def _files(prefix: Path, top: str) -> Iterator[str]:
 
 def _reraise(error: OSError) -> None:
     raise error
-
-
-def _digest(file: TreeFile, interpreter: Interpreter) -> Digest:
-    if file.path in interpreter.run_paths:
-        return Digest.of(interpreter.content(file))
-    return digest_file(file.source)

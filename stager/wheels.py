@@ -1,8 +1,4 @@
-"""The wheels of a lock, brought into the offline root: from here, from an index, or from source.
-
-A wheel from an index has the name that the lock has. One that was built from an sdist lies in a
-folder that is named after all that shaped it, with a note of its digest beside it.
-"""
+"""The wheels of a lock, brought into the offline root: from here, an index, or source."""
 
 from __future__ import annotations
 
@@ -44,12 +40,10 @@ class WheelSource:
     """The places that wheels are fetched from, and into."""
 
     spec: Spec
-    store: Store
-    """The offline root, whose lock must be held."""
+    store: Store  # the offline root, whose lock must be held
     offline: bool
     progress: Progress = lambda line: None
-    elsewhere: Callable[[LockedFile], Wheel | None] = lambda file: None
-    """Asked for wheels that are not in the offline root, before they are fetched."""
+    elsewhere: Callable[[LockedFile], Wheel | None] = lambda file: None  # asked first
     run: Runner = run
 
     def fetch(self, lock: Lock) -> tuple[Wheel, ...]:
@@ -106,7 +100,6 @@ class _Fetcher:
         return wheels
 
     def _list_unbuilt(self) -> list[LockedFile]:
-        """Return the sdists to build in the environment; refuse what cannot be built here."""
         unbuilt = [file for file in self.lock.files if not file.is_wheel and not self.find(file)]
         need_nvcc = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
         refuse_without_nvcc(need_nvcc, self.pip.builds)
@@ -124,12 +117,9 @@ class _Fetcher:
         hint = "the lock is authoritative; if the files were meant to change, run `stager lock`"
         if self.pip.offline:
             hint = f"run once with a network, or put the files into {self.store.wheels}"
-        many = format_count(len(self.problems), "file")
-        return WheelError(
-            f"{many} of {self.lock.path.name} cannot be obtained as locked",
-            hint=hint,
-            context=[*self.problems, *self._build_output],
-        )
+        many = f"{format_count(len(self.problems), 'file')} of {self.lock.path.name}"
+        context = [*self.problems, *self._build_output]
+        return WheelError(f"{many} cannot be obtained as locked", hint=hint, context=context)
 
     def find(self, file: LockedFile) -> Wheel | None:
         """Return the wheel of a locked file; None unless it is here with the right digest."""
@@ -158,11 +148,7 @@ class _Fetcher:
     # --- Files that are on this machine
 
     def _is_missing(self, file: LockedFile) -> bool:
-        """Return whether a file has to be fetched; one of this machine is taken from its place.
-
-        A local project's wheel may be gone, or never have been on this machine; then the project
-        is built again, which gives the same bytes as long as it has not changed.
-        """
+        """Return whether a file has to be fetched; take, or build, what is on this machine."""
         if self.find(file) is not None:
             return False
         source = dict(self.lock.sources).get(file.filename, "")
@@ -183,7 +169,6 @@ class _Fetcher:
         return False
 
     def _find_here(self, file: LockedFile, source: str) -> Path | None:
-        """Return the path of a file here; what has a source may be built of its present content."""
         if file.path and file.path.is_file():
             return file.path
         if not source:
@@ -201,10 +186,7 @@ class _Fetcher:
 
     # --- Downloads: pip's, with digests required
 
-    # So proxies, certificates, key rings and private indexes work as they do for the user. A file
-    # is requested by its URL first, which names exactly the locked file; if that fails (a URL
-    # without its credentials, say), by name and version over the indexes, where only a file with
-    # the locked digest is accepted.
+    # So proxies, certificates, key rings and private indexes work as they do for the user.
 
     def _download(self, files: Sequence[LockedFile]) -> None:
         for start in range(0, len(files), BATCH):
@@ -229,17 +211,14 @@ class _Fetcher:
             self._download_alone(file)
 
     def _download_alone(self, file: LockedFile) -> None:
-        """Download a file that its batch could not be downloaded with, to report it."""
         said = self._try_to_download([file])
         if not said:
             return
         # By name, a file with another digest, or behind a password, is only "not found".
-        actual = _ACTUAL_DIGEST.search("\n".join(said))
-        if actual:
+        reason = condense(next(filter(is_unreachable, said), said[-1]))
+        problem = f"{file.filename}: {reason}"
+        if actual := _ACTUAL_DIGEST.search("\n".join(said)):
             problem = _describe_other(file.url or file.filename, file.sha256, actual[1])
-        else:
-            reason = condense(next(filter(is_unreachable, said), said[-1]))
-            problem = f"{file.filename}: {reason}"
         self.problems.append(problem)
 
     def _try_to_download(self, files: Sequence[LockedFile]) -> list[str]:

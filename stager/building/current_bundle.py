@@ -72,11 +72,6 @@ def lock_path(config: Config, spec: Spec) -> Path:
 def newest_bundle(config: Config) -> ChosenBundle:
     """Return the bundle that the project's last build made, whatever has changed since."""
     newest = _newest(config, Store(offline_root(config)))
-    if newest.id is None:
-        raise BundleError(
-            f"{newest.path} was made by an older version of stager",
-            hint="build it again with `stager build`",
-        )
     return ChosenBundle(path=newest.path, id=newest.id)
 
 
@@ -116,7 +111,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     trees = list_project_sources(config, store, lock, remembered=True)
     current = digest_inputs(config, spec, trees, lock)
     why = "the project has changed since its bundle was made"
-    if newest.id is not None and newest.inputs == current:
+    if newest.inputs == current:
         why = _find_unusable_layer(newest.path)
         if not why:
             return ChosenBundle(path=newest.path, id=newest.id)

@@ -16,7 +16,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,18 +29,13 @@ from .wheel_members import UNREADABLE
 
 _UNCHECKED_HASH = 0b01  # the pyc flag word of PEP 552 for "has a source hash, never check it"
 
-COMPILED = "all but test modules"
-"""The modules of a wheel that are compiled (:func:`is_worth_compiling`); part of a layer's id."""
+COMPILED = "all but test modules"  # see :func:`is_worth_compiling`; part of a layer's id
 
 _TEST_MODULE = re.compile(r"(?:^|/)tests?/(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py$")
 
 
 def is_worth_compiling(path: str) -> bool:
-    """Return whether a module of a wheel gets bytecode: all but the test modules of test suites.
-
-    In the reference environment those are more than a quarter of the time that compiling takes, and
-    no rank imports them. Helper modules beside them, which packages do import, get bytecode.
-    """
+    """Return whether a module gets bytecode; test modules take a quarter of the time."""
     return not _TEST_MODULE.search(path)
 
 
@@ -52,11 +47,7 @@ def bytecode_path(path: str, target: Target) -> str:
 
 
 def compile_module(source: bytes, path: str) -> bytes | None:
-    """Return an *unchecked hash-based* pyc (PEP 552), or None if the module does not compile.
-
-    Such a pyc is used whatever the times on the node are; a stale time would recompile every module
-    in every rank. The path inside is replaced by the real one when the module is imported.
-    """
+    """Return an unchecked hash-based pyc (PEP 552): times on a node do not count; None for none."""
     _intern_characters()
     try:
         with warnings.catch_warnings():
@@ -71,28 +62,18 @@ def compile_module(source: bytes, path: str) -> bytes | None:
 
 @functools.cache
 def _intern_characters() -> None:
-    """Make marshal's output independent of what this process compiled before.
-
-    Python up to 3.11 shares one object for each one-character string, and marshal writes it another
-    way once anything has interned it. So all are interned, at once and for good.
-    """
+    """Make marshal's output independent of earlier work: up to 3.11, interning shows."""
     for code in range(256):
         sys.intern(chr(code))
 
 
-# --- Bytecode for another version of Python, compiled by an interpreter of that version ----------
+# --- Bytecode for another version of Python: one process of that version compiles one layer ------
 
-# It compiles the modules of one layer in one process, which keeps one layer's state out of the next
-# one's bytes, as :mod:`.layer_build` does.
-
-Made = dict[str, tuple[bytes, "bytes | None"]]
-"""Modules by path: the :func:`importlib.util.source_hash`, and bytecode; None for no Python."""
-SETTINGS = "by another process"
-"""Part of the id of each layer that was compiled here: its bytes may differ from others'."""
+Made = dict[str, tuple[bytes, "bytes | None"]]  # :func:`importlib.util.source_hash`, bytecode
+SETTINGS = "by another process"  # part of a layer's id: its bytes may differ from others'
 _SECONDS = 900.0
 _LIBRARIES = "LD_LIBRARY_PATH"  # where Pythons of environment modules have their own libpython from
-# Whatever the version. As for wheels: unchecked (PEP 552), and the characters first, without which
-# marshal's output depends on what was compiled before.
+# For any version; see :func:`compile_module`.
 _COMPILE = """\
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -129,10 +110,7 @@ class CompiledModules:
         return path in self._paths
 
     def take(self, path: str, digest: bytes) -> bytes | None:
-        """Return the bytecode of a module, None if it does not compile; wait for all of them.
-
-        ``digest`` is the :func:`importlib.util.source_hash` of its source.
-        """
+        """Return a module's bytecode, None if it does not compile; ``digest``: source_hash."""
         made_from, bytecode = self._collect()[path]
         if made_from != digest:
             raise StagerError(
@@ -162,21 +140,17 @@ def compile_elsewhere(
             argv = [str(program), "-s", "-S", "-c", _COMPILE, folder]
             run_with_input(argv, json.dumps(request), environment=variables, timeout=_SECONDS)
         for number, (_, path) in enumerate(request):
-            bytecode = Path(folder, str(number))
-            if bytecode.is_file():
-                made[path] = made[path][0], bytecode.read_bytes()
+            with suppress(FileNotFoundError):
+                made[path] = made[path][0], Path(folder, str(number)).read_bytes()
     return CompiledModules(what, made, lambda: made)
 
 
 # --- Compiling the modules of a large wheel in processes of their own, while it is being read ----
 
-# One process would need as long for the modules of torch as many CPUs need for all the rest of a
-# build. A wheel's content alone decides if it is compiled this way, so that the same modules are
-# compiled in the same kind of process on every machine: in some Python versions marshal's output
-# depends on the other objects in a process.
+# A wheel's content alone decides if it is compiled this way: in some Python versions marshal's
+# output depends on the other objects in a process.
 
-LARGE = 4 << 20
-"""Bytes of source above which a wheel's modules are compiled in parallel: half a second's work."""
+LARGE = 4 << 20  # bytes of source from which a wheel is compiled in parallel
 
 
 class UnreadError(Exception):
@@ -184,13 +158,10 @@ class UnreadError(Exception):
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this child of ``multiprocessing`` when the process that forked it ends.
-
-    A fork server ends with the process that started it: as soon as no process holds the other end
-    of a pipe, of which each child gets a copy for children of its own.
-    """
+    """Make the kernel kill this child of multiprocessing when the process that forked it ends."""
     import multiprocessing.forkserver
 
+    # A fork server ends when no process holds this end of a pipe, which each child has a copy of.
     server = multiprocessing.forkserver._forkserver
     handle = getattr(server, "_forkserver_alive_fd", None)
     if handle is not None:
@@ -206,11 +177,7 @@ def end_with_parent() -> None:
 def compile_in_parallel(
     wheel: Path, target: Target, jobs: int, prune: Sequence[str] = ()
 ) -> Iterator[CompiledModules | None]:
-    """Compile the modules of a wheel while the block runs; yield None if it has too few.
-
-    Only bytecode of the running version is made. Half as many processes as ``jobs`` compile, but
-    not more than four; with 1, the block begins when they are done.
-    """
+    """Compile a wheel's modules while the block runs, before it with one job; None for too few."""
     modules = list_modules(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
         yield None

@@ -1,9 +1,4 @@
-"""Patterns of ``.gitignore`` files; ``pathspec`` makes a regular expression of each.
-
-Git decides from the top down: the content of an excluded directory is never looked at, so nothing
-in it can be taken back. Callers must not descend into a directory that is left out. Classes such as
-``[[:alpha:]]`` are the one thing of git's manual (gitignore(5)) that is not known here.
-"""
+"""Patterns of ``.gitignore`` files, except classes such as ``[[:alpha:]]``."""
 
 from __future__ import annotations
 
@@ -12,13 +7,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-
-class _Pattern(NamedTuple):
-    regex: re.Pattern[str]
-    directories_only: bool
-    leaves_out: bool  # false if it was written with ``!``
 
 
 class Ignore:
@@ -32,7 +20,7 @@ class Ignore:
             # The last pattern that matches decides, so they are tried from the end.
             self._patterns = list(filter(None, map(_parse, lines)))[::-1]
             # Most paths match nothing: one expression for all of them finds that out.
-            sources = (re.sub(r"\?P<\w+>", "?:", one.regex.pattern) for one in self._patterns)
+            sources = (re.sub(r"\?P<\w+>", "?:", one[0].pattern) for one in self._patterns)
             self._any = re.compile("|".join(sources) or "(?!)", re.DOTALL)
 
     @classmethod
@@ -71,7 +59,8 @@ def anchor(path: str) -> str:
     return "/" + escaped
 
 
-def _parse(line: str) -> _Pattern | None:
+def _parse(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
+    """Return what a line matches, whether directories only, and False for a line with ``!``."""
     from pathspec.patterns.gitignore.base import GitIgnorePatternError
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
@@ -81,6 +70,6 @@ def _parse(line: str) -> _Pattern | None:
         if source is None or leaves_out is None:
             return None
         source = source.replace("[^", "[^/")  # as in git, no set matches a slash
-        return _Pattern(re.compile(source, re.DOTALL), text.endswith("/"), leaves_out)
+        return re.compile(source, re.DOTALL), text.endswith("/"), leaves_out
     except (GitIgnorePatternError, re.error):  # git takes it for one that matches nothing
         return None

@@ -21,13 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bundle.format.layer import (
-    HEAD_PREFIX,
-    LayerError,
-    explain_excess,
-    head_summary,
-    read_origin,
-)
+from bundle.format.layer import HEAD_PREFIX, LayerError, explain_excess, head_summary, read_origin
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 
@@ -53,15 +47,13 @@ from .wheel import add_wheel
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a finished layer, the number done, and the number to make."""
+Progress = Callable[[str, int, int], None]  # the layer's name, layers done, layers to make
 
 
 class MadeLayers(NamedTuple):
     """All layers of a bundle, in the order of the sources, each once."""
 
-    layers: tuple[Layer, ...]
-    """Descriptions of the layers; the files lie in the store under their ids."""
+    layers: tuple[Layer, ...]  # their files lie in the store under their ids
     built: int
     reused: int
     notes: tuple[str, ...]
@@ -114,11 +106,7 @@ def _estimate_spool(source: LayerSource) -> int:
 
 
 def is_stored(store: Store, key: Digest) -> bool:
-    """Return whether the store has the layer, with the origin its id says, whole by its length.
-
-    Any other file in its place is removed. The frames are checked when they are read: to make a
-    bundle, and to unpack it.
-    """
+    """Return whether the store has the layer, whole by its length; remove another in its place."""
     path = store.layer(key)
     try:
         with open_regular(path) as handle:
@@ -185,16 +173,13 @@ def _join_faults(faults: list[StagerError]) -> StagerError:
     if len(faults) == 1:
         return faults[0]
     lines = [line for fault in faults for line in (fault.message, *fault.context)]
-    return type(faults[0])(
-        f"{len(faults)} layers cannot be built", hint=faults[0].hint, context=lines
-    )
+    many = f"{len(faults)} layers cannot be built"
+    return type(faults[0])(many, hint=faults[0].hint, context=lines)
 
 
 # --- The processes that make layers, one for each layer ------------------------------------------
 
-_THREADS = 4
-"""Frames of one layer that are compressed at a time: the largest wheel must neither keep a build
-waiting nor fill the memory."""
+_THREADS = 4  # frames of a layer compressed at a time: the memory is not to fill
 _LONGEST_FOLDER = 107 - 32
 
 
@@ -210,8 +195,7 @@ class LayerWork(NamedTuple):
 class LayerProcesses:
     """The processes that build layers, forked from one prepared server.
 
-    A fresh process for each wheel keeps one wheel's state (interned strings, which marshal's output
-    depends on in some Python versions) out of the next one's bytes, and gives its memory back.
+    A fresh one for each keeps interned strings, which marshal's output depends on, out of the next.
     """
 
     def __init__(self, work: LayerWork) -> None:
@@ -249,10 +233,9 @@ class LayerProcesses:
 def _prepare_start() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
-    Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
-    stay blocked in the children: a terminal sends Ctrl-C to the whole group, and each child would
-    die with a traceback of its own. The main module is replaced by an empty one, because
-    multiprocessing runs it again in every child: it may be a user's script.
+    Signals such as Ctrl-C wait until the process is recorded, to be killed like the others, and
+    stay blocked in the children, which a terminal signals, too. Each child runs the main module
+    again, which may be a user's script.
     """
     resource_tracker.ensure_running()  # starting it lets those signals through again
     before = signal.pthread_sigmask(
@@ -270,10 +253,7 @@ def _prepare_start() -> Iterator[None]:
 
 
 def _find_folder_for_socket() -> str | None:
-    """Return the temporary directory for the server's socket: the usual one if its path is short.
-
-    A socket's path has at most 107 bytes (unix(7)), of which ``multiprocessing`` needs 32 itself.
-    """
+    """A socket's path has at most 107 bytes (unix(7)); ``multiprocessing`` needs 32 of them."""
     others = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - multiprocessing makes a private one
     for folder in (tempfile.gettempdir(), *others):
         if len(os.fsencode(folder)) <= _LONGEST_FOLDER and os.access(folder, os.W_OK | os.X_OK):
@@ -284,19 +264,18 @@ def _find_folder_for_socket() -> str | None:
 def _read_outcome(
     connection: Connection, process: BaseProcess, source: LayerSource
 ) -> StagerError | None:
+    fault: StagerError | None
     try:
         fault = connection.recv()
     except EOFError:
         process.join()
         fault = StagerError(
-            f"the process that made the layer of {source.name} ended with status "
-            f"{process.exitcode}",
-            hint="status -9 usually means that the machine ran out of memory: free some, or use "
-            "--jobs 1",
+            f"the process for the layer of {source.name} ended with status {process.exitcode}",
+            hint="status -9 usually means too little memory: free some, or use --jobs 1",
         )
     process.join()
     connection.close()
-    return fault if isinstance(fault, StagerError) else None
+    return fault
 
 
 def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None:
@@ -307,8 +286,7 @@ def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None
     try:
         partial = work.scratch / final.name
         _write_layer(source, work, partial)
-        # Not synced to the disk, which would cost more than the compression: a layer that a crash
-        # of the machine damaged is found by its digests and made again.
+        # Not synced, which costs more than compressing: digests show what a crash has damaged.
         work.store.open_up(partial)
         partial.replace(final)
     except StagerError as exc:
@@ -341,15 +319,15 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
 def _compile_wheel(
     source: LayerSource, wheel: Path, work: LayerWork
 ) -> Iterator[CompiledModules | None]:
+    modules = None
     if source.compiler is None:
         with compile_in_parallel(wheel, work.target, work.jobs, source.prune) as modules:
             yield modules
         return
-    other = None
     with suppress(UnreadError):  # unpacking it reports why
         found = read_sources(wheel, sorted(list_modules(wheel, source.prune)))
-        other = compile_elsewhere(source.compiler.program, wheel.name, found, work.scratch)
-    yield other
+        modules = compile_elsewhere(source.compiler.program, wheel.name, found, work.scratch)
+    yield modules
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, tree: Tree, work: LayerWork) -> list[str]:
@@ -401,6 +379,5 @@ def _make_compile_function(
 def _make_changed_error(source: LayerSource, how: str) -> StagerError:
     return StagerError(
         f"{source.kind} {source.name} changed while it was being packed: {how}",
-        hint="another program is writing there; run the command again when it is done, or leave "
-        "those files out with project.exclude",
+        hint="another program is writing there; wait for it, or use project.exclude",
     )

@@ -37,22 +37,18 @@ from .wheel_members import DENSE
 
 # --- One zstd frame of a layer: compressed, or stored as it is; and its content ------------------
 
-# Weights of a model are nearly random numbers: bfloat16 shrinks by a quarter, float32 by a tenth,
-# quantized ones not at all, at a hundredth of the speed of a copy. A sample of the content decides,
-# not the name of a file. A frame that is stored is a zstd frame all the same (RFC 8878, section
-# 3.1.1), of raw blocks, which every decoder copies.
+# Weights of a model hardly shrink, at a hundredth of the speed of a copy: a sample decides. What is
+# stored is a zstd frame all the same (RFC 8878, section 3.1.1), of raw blocks.
 
 SAMPLES = 8  # pieces of a frame's content that are tried
 SAMPLE = 64 << 10  # bytes of each of them
 PAYS = 0.9  # the share of its size that a sample must at most keep when it is compressed
 _MAGIC = 0xFD2FB528
 _BLOCK = 128 << 10  # the most that a block holds
-_FULL_SIZE = 0xE0
-"""Frame header descriptor: one segment, eight bytes of content size, no dictionary, no checksum."""
+_FULL_SIZE = 0xE0  # one segment, eight bytes of content size, no dictionary, no checksum
 
 
-def does_compression_pay(piece: bytes | bytearray) -> bool:
-    """Return whether compressing shrinks a sample of the content enough."""
+def _does_compression_pay(piece: bytes | bytearray) -> bool:
     if len(piece) <= SAMPLES * SAMPLE:
         return True  # it takes no time either way
     step = (len(piece) - SAMPLE) // (SAMPLES - 1)
@@ -87,25 +83,15 @@ def decompress_frame(frame: bytes, size: int) -> bytes:
     return bytes(content)
 
 
-FRAME_TARGET = 16 << 20
-"""Tar bytes after which a frame is closed: large enough to compress well, small enough that the
-frames of one large wheel keep every process of an unpacking node busy."""
+FRAME_TARGET = 16 << 20  # bytes of the tar; a large wheel must keep each process of a node busy
 LEVEL = 7  # zstd level of most files; see benchmarks/NOTES.md for size against time
-HUGE = 64 << 20
-"""Bytes from which a file is huge: a build of PyTorch has few of them, and they take most of the
-time."""
-HUGE_LEVEL = 3
-"""zstd level of huge files: a third of the time of ``LEVEL`` for three to eight per cent more."""
-DENSE_LEVEL = 2
-"""zstd level of dense files. What compresses at all in them compresses better at the higher level,
-but it is little: one per cent of such a library, in three times the time."""
-WINDOW_LOG = 24
-"""Binary logarithm of the distance in bytes at which matches are found: all of a frame. A level's
-own windows are made for streams, and smaller."""
+HUGE = 64 << 20  # bytes from which a file is huge: few files of PyTorch take most of the time
+HUGE_LEVEL = 3  # a third of the time of ``LEVEL``, three to eight per cent more bytes
+DENSE_LEVEL = 2  # a higher one takes three times as long for one per cent
+WINDOW_LOG = 24  # matches are found in all of a frame; a level's own windows are smaller
 HEAD_LEVEL = 9
 _SHORT_NAME = 100  # bytes that a tar header has for a name; longer ones take a member of their own
-SPOOL_MEMORY = 64 << 20
-"""Bytes of one layer's content kept in memory before it goes to a temporary file."""
+SPOOL_MEMORY = 64 << 20  # bytes of a layer that are kept in memory
 COPY = 1 << 20
 
 
@@ -118,10 +104,7 @@ def describe_compression(*, sampled: bool = False) -> str:
 
 
 def decompress_index(data: bytes, size: int = -1) -> bytes:
-    """Return the content of the zstd frame in a layer's head; LayerError if it is damaged.
-
-    Its digest has been checked. The far side's readers pass a ``size`` of -1, which is not used.
-    """
+    """Return the content of a layer's index, whose digest was checked; or LayerError."""
     try:
         return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as exc:
@@ -133,9 +116,7 @@ class Unread(NamedTuple):
 
     size: int
     sha256: bytes
-    chunks: Callable[[int], Iterator[bytes | bytearray]]
-    """Yields it in pieces of the given length, the last one shorter; raises an error at the end if
-    it is not what was promised."""
+    chunks: Callable[[int], Iterator[bytes | bytearray]]  # pieces; an error at the end
     dense: bool = False  # true if compressing it well does not pay
 
 
@@ -240,7 +221,6 @@ class LayerWriter:
             )
 
     def _tar(self, entries: list[Entry]) -> Iterator[_Chunk]:
-        """Yield the plain tar in pieces, with levels; add each file's place to ``entries``."""
         position = 0
         names = sorted([*self._files, *self._links])
         for name in names:
@@ -270,10 +250,8 @@ class LayerWriter:
             yield chunk
 
     def _compress(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
-        """Compress each piece into a frame of its own, in threads: zstd releases the GIL."""
-
         def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
-            if self._sampled and not does_compression_pay(piece):
+            if self._sampled and not _does_compression_pay(piece):
                 packed = store_uncompressed(piece)
             else:
                 parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -305,7 +283,6 @@ def _tar_header(name: str, file: _File | None, target: str | None) -> bytes:
 
 
 def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
-    """Yield pieces of about ``FRAME_TARGET`` bytes, with the level of most of their content."""
     pending, shares = bytearray(), Counter[int]()
     for chunk, level in stream:
         pending += chunk
@@ -367,11 +344,7 @@ _NOT_FOR_USERS = {"test", "tests", "doc", "docs", "example", "examples", "benchm
 
 
 def list_top_modules(name: str, index: Index) -> tuple[str, ...]:
-    """Return the modules that a distribution is imported by.
-
-    The module named like the distribution, if there is one (``torch``, not ``functorch`` and
-    ``torchgen``); else every public top-level module (``yaml`` of ``pyyaml``).
-    """
+    """Return a distribution's modules: the one of its name, else each public one."""
     matches = filter(None, (_MODULE.fullmatch(entry.path) for entry in index.files))
     modules = {_top_module(match["path"]) for match in matches} - {""}
     public = filter(str.isidentifier, modules - _NOT_FOR_USERS)

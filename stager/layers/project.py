@@ -1,7 +1,4 @@
-"""The files of a project and of its assets that go into the bundle.
-
-Nothing is written here, and all problems are reported at once.
-"""
+"""The files of a project and of its assets that go into the bundle; nothing is written here."""
 
 from __future__ import annotations
 
@@ -24,19 +21,16 @@ from .ignore import Ignore, anchor, is_excluded
 from .tree import Collector, Tree, quote_path
 
 _SIGNED = (BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX)
-NEVER_SHIPPED = (
+NEVER_SHIPPED = (  # left behind by tools; no setting takes them back
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
     # Our own, of an earlier job or build.
     *("stager-support-*.tar.gz", f"*{SBOM_SUFFIX}"),
     *(f"*{one}" for suffix in _SIGNED for one in (suffix, f"{suffix}.sig")),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
-    # The project comes first on sys.path: what an editable install left behind would hide the
-    # bundle's own metadata from importlib.metadata and from plug-in discovery.
+    # First on sys.path, these of an editable install would hide the bundle's own metadata.
     *("*.egg-info", "*.egg-link"),
 )
-"""Patterns for files that tools leave behind, of no use elsewhere; no setting takes them back."""
 ENVIRONMENT_MARKS = {"pyvenv.cfg": "a virtual environment", "conda-meta": "a conda environment"}
-"""A directory that holds one of these is a Python environment; the bundle brings its own."""
 NEARBY = 5  # names that a message lists of a directory without the requested one
 
 
@@ -44,10 +38,8 @@ NEARBY = 5  # names that a message lists of a directory without the requested on
 class _Rules:
     never: Ignore
     forced: Ignore  # ``project.exclude``, which decides before any ``.gitignore``
-    prefix: str
-    """The project's path in the git repository around it, with a slash at the end, or empty."""
-    gitignores: tuple[Ignore, ...]
-    """The ``.gitignore`` files from the outermost directory to this one."""
+    prefix: str  # the project's path in the repository around it, with a slash, or empty
+    gitignores: tuple[Ignore, ...]  # from the outermost directory to this one
 
     def leave_out(self, path: str, *, is_dir: bool) -> bool:
         if self.never.decide(path, is_dir=is_dir):
@@ -66,11 +58,7 @@ class _Asset(NamedTuple):
 
 
 def project_files(root: Path, exclude: Sequence[str]) -> Tree:
-    """List the files of a project that are shipped.
-
-    Git itself is not called, so a file that it tracks although a ``.gitignore`` names it is left
-    out; ``"!/that/file"`` in ``exclude`` takes it back, within git's limits.
-    """
+    """List the files of a project that are shipped; git is not called."""
     if not os.path.isdir(root):  # noqa: PTH112 - Path's raises where it may not look
         base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
         raise ConfigError(f"project.path: {str(root)!r} is not a directory", hint=_nearby(base))
@@ -89,9 +77,7 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
 def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
     """List the files that ``assets.paths`` names, whatever a ``.gitignore`` says.
 
-    An asset in the project keeps its path; any other goes by its last component. A link to
-    somewhere in the same asset stays a link, any other is replaced by its target, such as the blobs
-    that the snapshots of a Hugging Face cache link to.
+    One in the project keeps its path, another its name. Links out of an asset become their targets.
     """
     assets, problems = _resolve_entries(root, patterns)
     if problems:
@@ -112,12 +98,10 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
 
 
 def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
-    several = len(problems) > 1
-    return ConfigError(
-        f"assets.paths: {len(problems)} problems" if several else problems[0],
-        hint=f"correct assets.paths; relative paths start from {root}",
-        context=problems if several else (),
-    )
+    hint = f"correct assets.paths; relative paths start from {root}"
+    if len(problems) == 1:
+        return ConfigError(problems[0], hint=hint)
+    return ConfigError(f"assets.paths: {len(problems)} problems", hint=hint, context=problems)
 
 
 def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
@@ -125,9 +109,7 @@ def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
     listed = [pattern for pattern in patterns if path.is_relative_to(pattern)]
     assets, problems = _resolve_entries(root, [*listed, str(path)])
     if problems:
-        raise _bad_assets(
-            [problem.replace("assets.paths", "assets.env") for problem in problems], root
-        )
+        raise _bad_assets([one.replace("assets.paths", "assets.env") for one in problems], root)
     first = assets[0]
     return posixpath.normpath(posixpath.join(first.path, os.path.relpath(path, first.source)))
 
@@ -158,17 +140,6 @@ def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -
             collector.link(entry_path, target)
         else:
             collector.add(entry_path, entry.path)
-
-
-def _add_rules(
-    collector: Collector, folder: str, path: str, names: Collection[str], rules: _Rules
-) -> _Rules:
-    gitignores = rules.gitignores
-    if path and ".git" in names:
-        gitignores = ()  # a repository in the repository has rules of its own only, as for git
-    if ".gitignore" in names:
-        gitignores += _gitignore(collector, folder, (rules.prefix + path).rstrip("/"))
-    return replace(rules, gitignores=gitignores)
 
 
 def _find_outer_rules(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
@@ -206,6 +177,17 @@ def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ..
     except OSError as exc:
         collector.refuse(str(file), exc.strerror or str(exc))
         return ()
+
+
+def _add_rules(
+    collector: Collector, folder: str, path: str, names: Collection[str], rules: _Rules
+) -> _Rules:
+    gitignores = rules.gitignores
+    if path and ".git" in names:
+        gitignores = ()  # a repository in the repository has rules of its own only, as for git
+    if ".gitignore" in names:
+        gitignores += _gitignore(collector, folder, (rules.prefix + path).rstrip("/"))
+    return replace(rules, gitignores=gitignores)
 
 
 def _walk_asset(

@@ -1,19 +1,8 @@
-"""Leaving files that a job does not need out of a wheel's layer, if the settings say so.
+"""Leaving files out of a wheel's layer, if the settings say so; :data:`NOTE` counts them.
 
-``headers``
-    Files that C and C++ compilers and CMake read: ``include`` directories, headers, CMake files and
-    static libraries wherever they lie. A program that compiles at run time needs them: PyTorch's
-    Inductor (``torch.compile``), Triton, extensions built on first use.
-
-``tests``
-    Directories called ``test`` or ``tests`` inside a package that do hold tests, and compiled test
-    programs in its ``bin``. A directory that any other module of the wheel imports or names stays,
-    whatever it is called; ``numpy.testing`` and its like are not tests.
-
-``PACKAGE:PATTERN``
-    Files of one package.
-
-A small file beside the installed RECORD counts what was left out, see :data:`NOTE`.
+``headers``: what C and C++ compilers and CMake read, which ``torch.compile`` and Triton need.
+``tests``: ``test`` and ``tests`` directories that hold tests and that no other module names.
+``PACKAGE:PATTERN``: files of one package.
 """
 
 from __future__ import annotations
@@ -50,11 +39,6 @@ from .layer_file import LayerTar, decompress_index
 from .tree import list_parents
 
 # --- Patterns of ``environment.prune``: ``PACKAGE:PATTERN``, with the pattern as in ``.gitignore``
-
-# Paths are those in ``site-packages``: ``torch:/torch/include/`` is a directory of torch, and
-# ``torch:*.a`` are its static libraries wherever they lie. A package's metadata (``.dist-info``) is
-# never left out, and a pattern that would leave out the file that makes the package importable
-# (``torch/__init__.py``) is refused.
 
 _INIT = "__init__.py"
 
@@ -104,8 +88,7 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
     if faults:
         raise ConfigError(
             faults[0] if len(faults) == 1 else "environment.prune has patterns that are refused",
-            hint="name directories in the package, as in torch:/torch/test/, or remove the package "
-            "from the requirements",
+            hint="name directories in it, as in torch:/torch/test/, or do not require the package",
             context=faults[1:] and faults,
         )
     return notes
@@ -126,30 +109,26 @@ def is_top(path: str) -> bool:
 
 TEST_FOLDERS = ("test", "tests")
 
-_MENTION = re.compile(
+_MENTION = re.compile(  # of a test directory, in an import or in the name of a module
     rb"(?:^|[:;])[ \t]*(?:from|import)\b(?:[^\n\\]|\\\n)*\btests?\b"
     rb"|\bimport\s*\([^)]*\btests?\b"
     rb"|[\"'][\w.]*\.tests?\b",
     re.MULTILINE,
 )
-"""The name of a test directory in an import, or in a string that names a module."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
 
 
-def may_name_tests(source: bytes, path: str, parents: Iterable[str]) -> bool:
-    """Return whether a module may name a test directory, without parsing it."""
-    if b"test" not in source:
-        return False
-    for parent in parents:
-        # From outside of its parent, a directory is named together with its parent.
-        if path.startswith(f"{parent}/") or posixpath.basename(parent).encode() in source:
-            return bool(_MENTION.search(source))
-    return False
+def _may_name_tests(source: bytes, path: str, parents: Iterable[str]) -> bool:
+    # From outside of its parent, a directory is named together with its parent.
+    is_near = b"test" in source and any(
+        path.startswith(f"{parent}/") or posixpath.basename(parent).encode() in source
+        for parent in parents
+    )
+    return is_near and bool(_MENTION.search(source))
 
 
-def list_named_tests(source: bytes, path: str) -> set[str]:
-    """Return the dotted names of test directories in the imports and strings of a module."""
+def _list_named_tests(source: bytes, path: str) -> set[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -174,8 +153,7 @@ def _list_names(node: ast.AST, package: str) -> Iterator[str]:
             yield name if node.value == name else f"{package}.{name}"
 
 
-def entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
-    """Return the modules that a wheel's entry points name."""
+def _entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
     modules: set[str] = set()
     for name in archive.namelist():
         if not _ENTRY_POINTS.fullmatch(name):
@@ -190,15 +168,12 @@ def entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
     return modules
 
 
-RULES = 1
-"""Counted up when other files are left out than before: part of the ids of the layers concerned."""
-NOTE = "pruned.json"
-"""Name of a file in ``.dist-info`` that says how much of the wheel is not there."""
+RULES = 1  # counted up when other files are left out: part of the layers' ids
+NOTE = "pruned.json"  # a file in ``.dist-info`` that says how much is left out
 
 _FOR_COMPILERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".cmake", ".a")
 _LOADED = (".py", ".so", ".pth")
-_TEST_FILE = re.compile(r"(test_[^/]*|[^/]*_tests?)(\.py)?")
-"""A test module, or a compiled test program."""
+_TEST_FILE = re.compile(r"(test_[^/]*|[^/]*_tests?)(\.py)?")  # or a compiled test program
 _TEST_PROGRAM = re.compile(r".+/bin/test_[^/.]+")
 
 
@@ -206,8 +181,7 @@ _TEST_PROGRAM = re.compile(r".+/bin/test_[^/.]+")
 class Pruned:
     """Amount of what was left out."""
 
-    words: tuple[str, ...] = field(metadata={"json": "what"})
-    """The kinds of files, and the patterns, as the settings have them."""
+    words: tuple[str, ...] = field(metadata={"json": "what"})  # kinds of files, and patterns
     files: int
     size: int = field(metadata={"json": "bytes"})
 
@@ -220,10 +194,7 @@ class _Members(NamedTuple):
 
 
 def list_effective_entries(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words and patterns that may leave something out of a wheel, judged by names alone.
-
-    They decide the layer's id, so a wheel without such files keeps the id it has without pruning.
-    """
+    """Return the entries that may leave something out, judged by names: part of the layer's id."""
     if not words:
         return ()
     members = _read_members(wheel)
@@ -244,14 +215,11 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
     absent = {wheel.name for wheel in wheels if not wheel.path.exists()}
     entries = [entry for entry in entries if entry.partition(":")[0] not in absent]
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
-    if not named:
-        return []
-    return check(entries, {str(wheel.name): _list_site(wheel, named) for wheel in wheels})
-
-
-def _list_site(wheel: Wheel, named: Collection[str]) -> list[str]:
-    # Reading a wheel that no pattern names would take a while.
-    return [*_read_members(wheel.path, metadata=True).site] if wheel.name in named else []
+    sites = {str(wheel.name): list[str]() for wheel in wheels}
+    for wheel in wheels:
+        if wheel.name in named:  # reading the others would take a while
+            sites[wheel.name] += _read_members(wheel.path, metadata=True).site
+    return check(entries, sites)
 
 
 def _read_members(wheel: Path, *, metadata: bool = False) -> _Members:
@@ -293,17 +261,15 @@ def encode_note(archive: zipfile.ZipFile, names: Iterable[str], words: Sequence[
 
 def sum_notes(bundle: BundleFile) -> Pruned:
     """Return the sum of all notes in a bundle; a layer with a damaged index adds nothing."""
-    words: set[str] = set()
-    files = size = 0
+    notes: list[Pruned] = []
     for layer in bundle.manifest.layers:
-        if layer.kind != "wheel":
-            continue
         with suppress(NodeError):  # reported when the files of that layer are asked for
-            for pruned in _notes(bundle, layer):
-                words.update(pruned.words)
-                files += pruned.files
-                size += pruned.size
-    return Pruned(words=tuple(sorted(words)), files=files, size=size)
+            notes += _notes(bundle, layer) if layer.kind == "wheel" else ()
+    return Pruned(
+        words=tuple(sorted({word for note in notes for word in note.words})),
+        files=sum(note.files for note in notes),
+        size=sum(note.size for note in notes),
+    )
 
 
 def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
@@ -342,18 +308,14 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> _Members:
 
 def _headers(members: _Members) -> set[str]:
     """Return what only compilers read: not ``include`` directories from which Python loads."""
-    trees: set[str] = set()
-    loaded: set[str] = set()
-    for path in chain.from_iterable(members):
-        above = set(_list_parent_folders(path, ("include",)))
-        trees |= above
-        loaded |= above if path.endswith(_LOADED) else set()
-    trees -= loaded
-    names = set(members.headers.values())
-    for path, name in (*members.site.items(), *members.data.items()):
-        if path.endswith(_FOR_COMPILERS) or _is_within(path, trees):
-            names.add(name)
-    return names
+    above = {path: {*_list_parent_folders(path, ("include",))} for path in chain(*members)}
+    loaded = (folders for path, folders in above.items() if path.endswith(_LOADED))
+    trees = set().union(*above.values()).difference(*loaded)
+    return set(members.headers.values()) | {
+        name
+        for path, name in (*members.site.items(), *members.data.items())
+        if path.endswith(_FOR_COMPILERS) or _is_within(path, trees)
+    }
 
 
 def _test_folders(site: Iterable[str]) -> set[str]:
@@ -373,9 +335,9 @@ def _find_unneeded_folders(archive: zipfile.ZipFile, site: Mapping[str, str]) ->
     @functools.cache
     def references(path: str) -> set[str]:
         source = archive.read(site[path])
-        return list_named_tests(source, path) if may_name_tests(source, path, parents) else set()
+        return _list_named_tests(source, path) if _may_name_tests(source, path, parents) else set()
 
-    entry_points = entry_point_modules(archive)
+    entry_points = _entry_point_modules(archive)
     while True:
         names = set(entry_points)
         for path in site:

@@ -66,13 +66,10 @@ class Interpreter:
         return data[: run_path.at] + run_path.new.ljust(len(run_path.old), b"\0") + data[end:]
 
 
-_WHEEL_RULES = 2
-"""Counted up when :mod:`stager.layers.wheel` makes other files of the same wheel than before."""
+_WHEEL_RULES = 2  # counted up when :mod:`stager.layers.wheel` makes other files of a wheel
 
-_OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")
-"""Suffixes of outputs that were brought back to a place where a file was already."""
-LARGE_PROJECT, MANY_FILES = 200 << 20, 5_000
-"""Bytes and files of a project above which the user is told about its size."""
+_OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")  # of outputs beside an existing one
+LARGE_PROJECT, MANY_FILES = 200 << 20, 5_000  # from here on, a note says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,24 +78,17 @@ class LayerSource:
 
     kind: str  # one of `bundle.format.manifest.KINDS`
     name: str  # the distribution's normalized name, or the project's or asset's
-    version: str = ""
-    """The distribution's or interpreter's version, or the beginning of the commit of a model or
-    data set."""
+    version: str = ""  # of a distribution or Python, or the beginning of a commit of the hub
     digest: Digest  # digest of the content: the wheel's, or the tree's
     wheel: Path | None = None  # the wheel file, for a wheel
     tree: Tree | None = None  # the files, for the other kinds
-    contents: tuple[Digest, ...] = ()
-    """The digests of the tree's files, in its order, where they are known."""
+    contents: tuple[Digest, ...] = ()  # the digests of the tree's files, where they are known
     prefix: str = ""  # the directory in the environment for a tree's files
     size: int  # rough amount of work in bytes: large ones are started first
-    prune: tuple[str, ...] = ()
-    """What is left out: words of :data:`stager.config.sections.PRUNABLE`, and patterns."""
-    hub: Mapping[str, object] = field(default_factory=dict)
-    """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``,
-    and the files that were left out."""
+    prune: tuple[str, ...] = ()  # words and patterns, see :mod:`stager.layers.prune`
+    hub: Mapping[str, object] = field(default_factory=dict)  # type, name, commit, licence, left-out
     interpreter: Interpreter | None = None  # how the files of a Python are changed and compiled
-    compiler: Compiler | None = None
-    """What compiles modules for another version of Python; None for the running interpreter."""
+    compiler: Compiler | None = None  # None for the running interpreter
 
     @classmethod
     def from_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
@@ -141,11 +131,7 @@ class LayerSource:
 
 
 def make_origin(source: LayerSource, target: Target) -> Origin:
-    """Return the origin of a layer: its content's digest, and every option that shapes it.
-
-    It is known before any work is done, which makes a second build free; and it is stored in the
-    layer, so that a layer under the name of another one is noticed.
-    """
+    """Return a layer's origin: its content's digest, and every option that shapes it."""
     compression = describe_compression(sampled=source.is_sampled)
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression}
     if source.kind != "asset":
@@ -188,9 +174,7 @@ def project_sources(
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
-    Left out of the project are stager's ``own`` files, such as the lock, which may name wheels by
-    paths of this machine, and the results of trackers, ``tracked``, unless ``project.exclude``
-    takes them back. ``note`` gets notes on other files; ``read`` returns the digest of a file.
+    stager's ``own`` files and the results of trackers, ``tracked``, stay out of the project.
     """
     sources = []
     assets = [str(path) for path in config.assets.paths]
@@ -230,30 +214,25 @@ def _advise_on_size(tree: Tree) -> str:
 
 def _variables(config: Config, assets: Sequence[str]) -> LayerSource:
     """Return the links of ``assets.env``; as they have a version, an import does not write them."""
-    links = []
-    for name, path in sorted(config.assets.env):
-        place = asset_place(config.root, assets, path)
-        links.append((name, posixpath.relpath(f"/assets/{place}", f"/{ENV}")))
-    tree = Tree(links=tuple(links))
+    places = ((name, asset_place(config.root, assets, path)) for name, path in config.assets.env)
+    links = ((name, posixpath.relpath(f"/assets/{place}", f"/{ENV}")) for name, place in places)
+    tree = Tree(links=tuple(sorted(links)))
     return replace(LayerSource.from_tree("asset", "variables", tree, ENV), version="1")
 
 
 def _list_result_patterns(output: str) -> list[str]:
-    """Return the patterns of an output, and of those of earlier runs beside it."""
     return [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
 
 
 def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
-    """Return what the project leaves out: assets are layers, outputs would make it stale."""
-    assets = [str(path) for path in config.assets.paths]
+    assets = list(map(str, config.assets.paths))
     patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
     for output in config.project.outputs:
         patterns += _list_result_patterns(output)
     for path in own:
         if path == folder:
             raise ConfigError(
-                f"the offline root is the project's own folder, {folder}: each bundle would hold "
-                "all earlier ones",
+                f"the offline root is the project's own folder, {folder}: bundles would pile up",
                 hint="name another one with environment.offline-root or $OFFLINE_ROOT",
             )
         if path.is_relative_to(folder):
@@ -263,11 +242,10 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
 
 # --- The last look at a project's files, so that the next one only asks if something has changed
 
-# A look lists every directory, reads every file, and applies the patterns. It holds as long as the
-# same patterns apply, each directory has the names that it had, and each file the size, times and
-# inode. A directory's times say nothing of the content of its files, so each file is asked for.
+# A look holds as long as the same patterns apply, each directory has the names that it had, and
+# each file its size, times and inode.
 
-_VERSION = 2
+_VERSION = 3
 _STAMP, _CHANGED = 4, 2  # length of a stamp, and the place of the time of the last change in it
 _FEWEST = 1_000  # files and directories below which a look is as quick as its record
 
@@ -277,16 +255,12 @@ class ProjectLook:
 
     def __init__(self, store: Store, config: Config, left_out: Sequence[str]) -> None:
         project, assets = config.project, config.assets
-        folder = project.path or config.root
-        shaped_by = {
-            "version": _VERSION,
-            "name": config.name,
-            "path": str(project.path),
-            "repository": str(find_repository(folder.resolve())),
-            "patterns": [*project.exclude, None, *project.outputs, None, *left_out],
-            "assets": [str(path) for path in assets.paths],
-            "env": [[name, str(path)] for name, path in assets.env],
-        }
+        repository = find_repository((project.path or config.root).resolve())
+        shaped_by = [
+            *(_VERSION, config.name, str(project.path), str(repository)),
+            *(list(project.exclude), list(project.outputs), list(left_out)),
+            *(list(map(str, assets.paths)), [[name, str(path)] for name, path in assets.env]),
+        ]
         self._key = Digest.of(canonical_json(shaped_by))
         self._store = store
         self._file = store.root / "projects" / f"{Digest.of(str(config.source).encode())[:32]}.look"
@@ -326,19 +300,14 @@ class ProjectLook:
 def _is_unchanged(stamps: Mapping[str, Sequence[int | str]]) -> bool:
     """Compare the stamps of paths with earlier ones; an empty stamp stands for a missing file."""
     for path, before in stamps.items():
-        try:
+        now: Sequence[int | str] = ()
+        with contextlib.suppress(FileNotFoundError):
             now = to_stamp(os.stat(path))  # noqa: PTH116 - a Path each would cost more than the call
-        except FileNotFoundError:
-            if before:
-                return False
+        if list(now) == list(before[:_STAMP]):
             continue
-        if now != before[:_STAMP] and not _has_same_names(path, before):
+        if not now or len(before) <= _STAMP:
             return False
+        with os.scandir(path) as entries:
+            if digest_names(entries) != before[_STAMP]:
+                return False
     return True
-
-
-def _has_same_names(path: str, before: Sequence[int | str]) -> bool:
-    if len(before) <= _STAMP:
-        return False
-    with os.scandir(path) as entries:
-        return digest_names(entries) == before[_STAMP]

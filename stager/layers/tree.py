@@ -27,8 +27,7 @@ from ..core.errors import StagerError
 from ..core.store import digest_file, to_stamp
 from ..core.values import Digest
 
-_PREFIX = "project"
-"""Stands for the directory that a tree goes to in an environment, when its paths are measured."""
+_PREFIX = "project"  # stands for a tree's directory when paths are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +45,12 @@ class Tree:
     """Files and links to be shipped, in an order that depends on their names alone."""
 
     files: tuple[TreeFile, ...] = ()  # sorted by path
-    links: tuple[tuple[str, str], ...] = ()
-    """Path and target of each symbolic link, sorted; the targets are in this tree."""
-    skipped: tuple[str, ...] = ()
-    """Notes for the user: files left out although no pattern names them, and why."""
+    links: tuple[tuple[str, str], ...] = ()  # path and target, sorted; the targets are in this tree
+    skipped: tuple[str, ...] = ()  # notes on files left out although no pattern names them
+    # Stamps of directories (with their names) and files that decided this; empty where one is gone.
     looked_at: Mapping[str, Sequence[int | str]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """The stamp of each directory and file that decided this, before it was read, with the names in
-    a directory; empty for a file that is not there."""
 
     @property
     def size(self) -> int:
@@ -86,14 +82,11 @@ class Collector:
     looked_at: dict[str, Sequence[int | str]] = field(default_factory=dict)
     """The stamps of directories and files before they were read."""
     refused: list[str] = field(default_factory=list)
+    # Device and inode of the files that our own output goes to: they still grow.
     outputs: Collection[tuple[int, int]] = field(default_factory=_output_files)
-    """Device and inode of the files that this process's own output goes to: they still grow."""
 
     def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a directory, in any order; refuse it if it cannot be read.
-
-        A directory that no node could hold is not entered: a walk must not exhaust its stack.
-        """
+        """Return a directory's entries; refuse one that is unreadable, or too deep for a node."""
         if path and self._is_excessive(path):
             return []
         try:
@@ -149,11 +142,9 @@ class Collector:
         for path in self.files.keys() & self.links.keys():
             self.refuse(path, "a file and a link would both be put there")
         if self.refused:
-            count = len(self.refused)
-            some = "an entry" if count == 1 else format_count(count, "entry", "entries")
-            raise StagerError(
-                f"{some} of {what} cannot be shipped", hint=hint, context=sorted(self.refused)
-            )
+            some = format_count(len(self.refused), "entry", "entries")
+            message = f"{some} of {what} cannot be shipped"
+            raise StagerError(message, hint=hint, context=sorted(self.refused))
         sound, dropped = _sound_links(self.files, self.links)
         return Tree(
             files=tuple(self.files[path] for path in sorted(self.files)),
@@ -198,7 +189,7 @@ def digest_contents(tree: Tree, read: Callable[[Path], Digest] = digest_file) ->
             return read(file.source)
         except OSError as exc:
             unread.append(f"{file.source}: {exc.strerror or exc}")
-            return Digest.of(b"")
+        return Digest.of(b"")
 
     # Threads are enough: hashlib lets go of the interpreter lock for every large piece.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -220,10 +211,7 @@ def digest_tree(tree: Tree, digests: Sequence[str]) -> Digest:
 
 
 def digest_names(entries: Iterable[os.DirEntry[str]]) -> str:
-    """Return a digest of the names in a directory, of what each is, and where links lead.
-
-    A directory's times change when a file comes and goes, too, as one does in each job.
-    """
+    """Return a digest of a directory's names, kinds and links: its times change with any job."""
     lines = []
     for entry in entries:
         target = os.readlink(entry.path) if entry.is_symlink() else ""  # noqa: PTH115
@@ -256,9 +244,7 @@ def list_folders(paths: Iterable[str]) -> set[str]:
 def _sound_links(
     files: Collection[str], links: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the links that lead to something shipped, and a note on each of the others."""
-    kept = dict(links)
-    notes: list[str] = []
+    kept, notes = dict(links), list[str]()
     while dead := _list_dead_links(files, kept):  # links may lead through others
         for path in dead:
             goal = quote_path(kept.pop(path))
@@ -268,22 +254,22 @@ def _sound_links(
 
 def _list_dead_links(files: Collection[str], links: Mapping[str, str]) -> list[str]:
     folders = list_folders([*files, *links])
-    dead = []
-    for path, target in links.items():
-        try:
-            check_link(Link(f"{_PREFIX}/{path}", target))
-        except LayerError:
-            dead.append(path)
-            continue
-        if not _leads_somewhere(path, files, links, folders):
-            dead.append(path)
-    return dead
+    return [path for path in links if not _leads_somewhere(path, files, links, folders)]
 
 
 def _leads_somewhere(
     path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
 ) -> bool:
     """Follow a link as the kernel will on a node."""
+    with suppress(LayerError):
+        check_link(Link(f"{_PREFIX}/{path}", links[path]))
+        return _is_reached(path, files, links, folders)
+    return False
+
+
+def _is_reached(
+    path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
+) -> bool:
     folder = path.split("/")[:-1]
     remaining = deque(links[path].split("/"))
     followed = 1

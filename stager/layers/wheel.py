@@ -1,9 +1,4 @@
-"""Turning one wheel into the files of a layer, through the ``installer`` library.
-
-``installer`` decides where each file goes (purelib, platlib, scripts, headers, data, entry points);
-this module is its destination, and refuses a wheel that contradicts its RECORD before anything is
-published.
-"""
+"""Turning one wheel into the files of a layer: ``installer`` decides where each file goes."""
 
 from __future__ import annotations
 
@@ -50,8 +45,7 @@ def _hash_name(record: RecordEntry | None) -> str:
     return record.hash_.name if record is not None and record.hash_ is not None else ""
 
 
-def decode_sha256(record: RecordEntry) -> bytes | None:
-    """Return the raw sha256 in a line of RECORD; None if it is none."""
+def _decode_sha256(record: RecordEntry) -> bytes | None:
     value = record.hash_.value if record.hash_ is not None else ""
     try:
         raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
@@ -60,8 +54,7 @@ def decode_sha256(record: RecordEntry) -> bytes | None:
     return raw if record_hash(raw).value == value else None
 
 
-def describe_mismatch(record: RecordEntry) -> str:
-    """Return the fault of a member that is not what its line says."""
+def _describe_mismatch(record: RecordEntry) -> str:
     return f"{record.path} {_MISMATCH}"
 
 
@@ -94,22 +87,14 @@ if __name__ == "__main__":
     sys.exit({attr}())
 """
 
-_NOT_BELOW = re.compile(
+_NOT_BELOW = re.compile(  # means something else, or nothing, below lines for a shell
     rb"\A[ \t\f]*#[^\n]*?coding[:=][ \t]*(?![uU][tT][fF][-_]?8)|__doc__|^from __future__ ",
     re.MULTILINE,
 )
-"""Parts of a script that mean something else, or nothing, below the lines for a shell."""
-_NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")
-"""A line of ``entry_points.txt`` whose value is a module alone."""
+_NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")  # a module alone
 
 
-def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bool]:
-    """Return a script that finds the Python of its environment, and if it has a second file.
-
-    Below the lines for a shell, a docstring is none, a ``from __future__`` behind it is an error,
-    and a line that names an encoding comes too late. Such a script needs a place of its own, where
-    it stays as it is, and the program starts it there.
-    """
+def _relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bool]:
     first, _, rest = data.partition(b"\n")
     if not first.startswith(b"#!python"):  # ``#!pythonw`` too
         return data, False
@@ -118,8 +103,7 @@ def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bo
     return _LAUNCHER.format(python=python).encode() + rest, False
 
 
-def read_entry_point_names(text: str) -> set[str]:
-    """Return the names of the programs in an ``entry_points.txt``."""
+def _read_entry_point_names(text: str) -> set[str]:
     try:
         return {name for name, _, _, _ in parse_entrypoints(text)}
     except AssertionError as exc:
@@ -131,29 +115,18 @@ def read_entry_point_names(text: str) -> set[str]:
 
 
 RESERVED = ("pyvenv.cfg", ".stager")  # names in an environment that no wheel may provide
-SHARED = ("project", "assets", OWN_PYTHON)
-"""Directories of an environment to which a wheel may add files, but cannot be a file itself."""
+SHARED = ("project", "assets", OWN_PYTHON)  # a wheel may add files to these directories
 _PROGRAMS = re.compile(r"bin/python(\d+(\.\d+)*)?")  # the environment's own programs
 _SCRIPTS = "libexec"  # the directory of scripts that cannot begin with lines for a shell
 
-_WRITE_RECORD = (
+_WRITE_RECORD = (  # pip and uv do not compare a wheel with its RECORD
     "ask its publisher for a correct one; or, if you trust this one, let `wheel unpack` and `wheel "
     "pack` write its RECORD anew, and name the new file in environment.requirements"
 )
-"""What helps where pip and uv, which do not compare a wheel with its RECORD, would install it."""
 
-_HASHES = ("sha256", "sha384", "sha512")
-"""Algorithms that RECORD may use: "sha256 or better", says the binary distribution format."""
+_HASHES = ("sha256", "sha384", "sha512")  # "sha256 or better", says the format
 
-_INVALID = (
-    InstallerError,
-    InvalidRecordEntry,
-    configparser.Error,
-    csv.Error,
-    ValueError,
-    KeyError,
-)
-"""Exceptions of ``installer`` and its parsers for members with invalid content."""
+_INVALID = (InstallerError, InvalidRecordEntry, configparser.Error, csv.Error, ValueError, KeyError)
 
 
 def add_wheel(
@@ -190,13 +163,14 @@ def _convert_errors(wheel: Path) -> Iterator[None]:
             hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a correct one",
             context=exc.context,
         ) from exc
-    except DAMAGED as exc:
-        raise _make_damaged_error(wheel, exc) from exc
-    except OSError as exc:
+    except (*DAMAGED, OSError) as exc:
         # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
-        if exc.errno not in (errno.EINVAL, None, errno.EIO):
+        if isinstance(exc, OSError) and exc.errno not in (errno.EINVAL, None, errno.EIO):
             raise
-        raise _make_damaged_error(wheel, exc) from exc
+        raise WheelError(
+            f"{wheel.name}: the archive is damaged or cut short ({exc})",
+            hint=f"remove {wheel} and run `stager build` again to download it again",
+        ) from exc
     except _INVALID as exc:
         reason = str(exc) or type(exc).__name__
         raise WheelError(
@@ -235,7 +209,7 @@ class _CheckedWheel(WheelFile):
         """Return the scripts that an entry point of the same name replaces, as with pip and uv."""
         if "entry_points.txt" not in self.dist_info_filenames:
             return frozenset()
-        names = read_entry_point_names(self.read_dist_info("entry_points.txt"))
+        names = _read_entry_point_names(self.read_dist_info("entry_points.txt"))
         return frozenset(f"{self.data_dir}/scripts/{name}" for name in names)
 
     def get_contents(self) -> Iterator[WheelContentElement]:
@@ -251,17 +225,11 @@ class _CheckedWheel(WheelFile):
     def _large(self, record: RecordEntry | None) -> LargeMember | None:
         if record is None or _hash_name(record) != "sha256":
             return None
-        info, digest = self._zipfile.getinfo(record.path), decode_sha256(record)
+        info, digest = self._zipfile.getinfo(record.path), _decode_sha256(record)
         if info.file_size < LARGE or info.compress_type not in METHODS or digest is None:
             return None
-        return LargeMember(
-            wheel=Path(self._zipfile.filename or ""),
-            offset=info.header_offset,
-            packed_size=info.compress_size,
-            method=info.compress_type,
-            size=info.file_size,
-            sha256=digest,
-        )
+        wheel = Path(self._zipfile.filename or "")
+        return LargeMember(wheel=wheel, member=info, size=info.file_size, sha256=digest)
 
 
 class _LayerDestination(WheelDestination):
@@ -290,14 +258,12 @@ class _LayerDestination(WheelDestination):
         self._faults: list[str] = []
 
     def refuse_faults(self) -> None:
-        is_record_wrong = all(fault.endswith(_MISMATCH) for fault in self._faults)
-        hint = _WRITE_RECORD if is_record_wrong else ""
+        hint = _WRITE_RECORD * all(fault.endswith(_MISMATCH) for fault in self._faults)
         if len(self._faults) == 1:
             raise WheelError(self._faults[0], hint=hint)
         if self._faults:
-            raise WheelError(
-                f"{len(self._faults)} members cannot be trusted", hint=hint, context=self._faults
-            )
+            many = f"{len(self._faults)} members cannot be trusted"
+            raise WheelError(many, hint=hint, context=self._faults)
 
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         """Write the program of one entry point (``console`` or ``gui``: the same on Linux)."""
@@ -316,12 +282,10 @@ class _LayerDestination(WheelDestination):
         record, self._source.record = self._source.record, None
         algorithm = _hash_name(record)
         if algorithm and algorithm not in _HASHES:
-            self._faults.append(
-                f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
-            )
+            fault = f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
+            self._faults.append(fault)
             return RecordEntry(path, None, None)
-        # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
-        # compile it or to compute another hash.
+        # A file is read as a whole only to change it, to compile it or to compute another hash.
         if scheme == "scripts" or path.endswith(".py") or algorithm in _HASHES[1:]:
             return self._add_whole(scheme, path, stream.read(), record, is_executable)
         if record is not None and self._source.large is not None:
@@ -329,15 +293,10 @@ class _LayerDestination(WheelDestination):
         return self._add(scheme, path, stream, executable=is_executable, record=record)
 
     def _add_whole(
-        self,
-        scheme: Scheme,
-        path: str,
-        data: bytes,
-        record: RecordEntry | None,
-        executable: bool,
+        self, scheme: Scheme, path: str, data: bytes, record: RecordEntry | None, executable: bool
     ) -> RecordEntry:
         if record is not None and not record.validate(data):
-            self._faults.append(describe_mismatch(record))
+            self._faults.append(_describe_mismatch(record))
         if scheme == "scripts":
             return self._add_script(path, data)
         entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
@@ -345,12 +304,7 @@ class _LayerDestination(WheelDestination):
             self._add_bytecode(scheme, path, data)
         return entry
 
-    def finalize_installation(
-        self,
-        scheme: Scheme,
-        record_file_path: str,
-        records: object,
-    ) -> None:
+    def finalize_installation(self, scheme: Scheme, record_file_path: str, records: object) -> None:
         """Write the installed RECORD, bytecode included, so that other tools can read it."""
         if not isinstance(records, list):
             raise WheelError("installer returned no list of records")
@@ -358,11 +312,10 @@ class _LayerDestination(WheelDestination):
             if self._modules is not None:
                 self._keep_bytecode(module_scheme, path, self._modules.take(path, digest))
         site = self._places["purelib"]
-        prefixes: dict[str, str | None] = {}
-        for name, place in self._places.items():
-            prefixes[name] = None
-            if place != site:
-                prefixes[name] = posixpath.relpath(place or ".", site) + "/"
+        prefixes = {
+            name: None if place == site else posixpath.relpath(place or ".", site) + "/"
+            for name, place in self._places.items()
+        }
         lines = construct_record_file([*records, *self._compiled], prefixes.__getitem__)
         self._writer.add(self._path(scheme, record_file_path), lines)
 
@@ -376,15 +329,14 @@ class _LayerDestination(WheelDestination):
         record: RecordEntry | None = None,
     ) -> RecordEntry:
         try:
-            size, digest = self._writer.add(
-                self._path(scheme, path), content, executable=executable
-            )
+            full = self._path(scheme, path)
+            size, digest = self._writer.add(full, content, executable=executable)
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
         entry = RecordEntry(path, record_hash(digest), size)
         if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
-            self._faults.append(describe_mismatch(record))
+            self._faults.append(_describe_mismatch(record))
         return entry
 
     def _add_large(
@@ -392,7 +344,7 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         member = self._source.large
         if member is None or record.size not in (None, member.size):
-            self._faults.append(describe_mismatch(record))
+            self._faults.append(_describe_mismatch(record))
             return RecordEntry(path, None, None)
 
         def chunks(length: int) -> Iterator[bytes | bytearray]:
@@ -400,7 +352,7 @@ class _LayerDestination(WheelDestination):
                 try:
                     yield from member.chunks(length)
                 except ChangedMemberError:
-                    raise WheelError(describe_mismatch(record)) from None
+                    raise WheelError(_describe_mismatch(record)) from None
 
         content = Unread(member.size, member.sha256, chunks, member.dense)
         return self._add(scheme, path, content, executable=executable)
@@ -420,7 +372,7 @@ class _LayerDestination(WheelDestination):
 
     def _add_script(self, path: str, data: bytes) -> RecordEntry:
         elsewhere = posixpath.join(_SCRIPTS, path)
-        program, is_elsewhere = relocate_script(self._python, data, elsewhere)
+        program, is_elsewhere = _relocate_script(self._python, data, elsewhere)
         if is_elsewhere:
             entry = self._add(Scheme("data"), elsewhere, io.BytesIO(data), executable=False)
             self._compiled.append((Scheme("data"), entry))
@@ -443,10 +395,3 @@ class _LayerDestination(WheelDestination):
             return  # Python does not write it either if its name is too long for a file system
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
-
-
-def _make_damaged_error(wheel: Path, exc: Exception) -> WheelError:
-    return WheelError(
-        f"{wheel.name}: the archive is damaged or cut short ({exc})",
-        hint=f"remove {wheel} and run `stager build` again to download it again",
-    )

@@ -19,7 +19,7 @@ from bundle.protocol.dataclass import dataclass
 from ..core.errors import WheelError
 
 MOST_FAULTS = 50  # number of members of one wheel that a message names
-DAMAGED = (
+DAMAGED = (  # exceptions of ``zipfile`` for an archive whose bytes make no sense
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -27,16 +27,13 @@ DAMAGED = (
     EOFError,
     NotImplementedError,  # a compression method or zip version that nobody writes
 )
-"""Exceptions of ``zipfile`` for an archive whose bytes make no sense."""
 UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
-"""Exceptions of reading a wheel whose members or names are damaged, missing or encrypted."""
-_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The compressions that wheels have; of others, ``zipfile`` unpacks all that it has read."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of others, ``zipfile`` unpacks all
 
 
 def read_beginning(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     """Return the first bytes of a member, and unpack no more; ValueError or ``UNREADABLE``."""
-    if archive.getinfo(name).compress_type not in _BOUNDED:
+    if archive.getinfo(name).compress_type not in METHODS:
         raise ValueError(f"{name} is neither stored nor deflated")
     with archive.open(name) as member:
         return member.read(limit)
@@ -48,9 +45,9 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
     faults = [f"{name} occurs twice" for name, count in names.items() if count > 1]
     for member in archive.infolist():
         faults += [*_list_name_faults(member, data_dir), *_list_kind_faults(member)]
-    if len(faults) > MOST_FAULTS:
-        faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more"]
     if faults:
+        left = len(faults) - MOST_FAULTS
+        faults[MOST_FAULTS:] = [f"and {left} more"] if left > 0 else []
         raise WheelError(
             "the archive has members that no wheel may have",
             hint=f"do not use this file; remove {wheel}",
@@ -85,11 +82,10 @@ def _list_kind_faults(member: zipfile.ZipInfo) -> Iterator[str]:
 
 # --- A large member of a wheel, which is read when its layer is written and not before -----------
 
-# Its size and digest are in RECORD already, so a layer needs no copy of it in between. It is read
-# without ``zipfile``, whose reader of a deflated member takes half as long again as zlib by itself.
+# RECORD has its size and digest, so no copy is needed in between. ``zipfile`` takes half as long
+# again as zlib by itself.
 
 LARGE = 1 << 20  # bytes from which a member is large
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the ways of packing that are read here
 DENSE = 0.5
 """The share of its size that a deflated member keeps if little is to be gained from it. NVIDIA's
 libraries for many kinds of GPU keep 0.54 and more, others 0.45 and less."""
@@ -108,30 +104,25 @@ class LargeMember:
     """A member that is read later."""
 
     wheel: Path
-    offset: int  # the start of its header in the archive
-    packed_size: int
-    method: int  # one of ``METHODS``
+    member: zipfile.ZipInfo  # packed by one of ``METHODS``
     size: int
     sha256: bytes
 
     @property
     def dense(self) -> bool:
         """True for content that is mostly compressed in itself."""
-        return self.method == zipfile.ZIP_DEFLATED and self.packed_size > DENSE * self.size
+        is_packed = self.member.compress_type == zipfile.ZIP_DEFLATED
+        return is_packed and self.member.compress_size > DENSE * self.size
 
     def chunks(self, length: int) -> Iterator[bytes | bytearray]:
-        """Yield its content in pieces of the given length, the last one shorter.
-
-        Raises:
-            ChangedMemberError: the content is another; only known, and raised, at its end.
-            EOFError, zlib.error, OSError: the archive is damaged, or cannot be read.
-        """
+        """Yield the content in pieces; at its end, ChangedMemberError if it is another."""
         state, left = hashlib.sha256(), self.size
         with self.wheel.open("rb") as file:
-            file.seek(self.offset)
+            file.seek(self.member.header_offset)
             file.seek(sum(_HEADER.unpack(file.read(_HEADER.size))), 1)
-            read = _inflate if self.method == zipfile.ZIP_DEFLATED else _read_stored
-            for chunk in read(file, self.packed_size, length):
+            is_packed = self.member.compress_type == zipfile.ZIP_DEFLATED
+            read = _inflate if is_packed else _read_stored
+            for chunk in read(file, self.member.compress_size, length):
                 left -= len(chunk)
                 if left < 0:
                     break

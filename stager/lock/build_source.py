@@ -1,12 +1,7 @@
 """The source files of a local project, their digest, and a copy of them.
 
-Files that version control ignores do not count, nor do those that builds and tools leave behind:
-otherwise a build would change its own input, and every second lock would differ.
-
-Git is asked, and ``stager.layers.ignore`` is not, though that knows the patterns too. A file that
-git tracks although a pattern names it is part of the source, or its wheel could not be built; what
-a user's global excludes name is not, or an editor's files would change the digest. The project's
-layer (``stager.layers.project``) must be the same for every user: only its own files decide there.
+What git ignores, and what builds leave behind, does not count, or a build would change its own
+input. Git is asked: a tracked file counts, whatever the patterns; a user's global excludes do not.
 """
 
 from __future__ import annotations
@@ -27,7 +22,6 @@ from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
     NormalizedName,
-    canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
 )
@@ -47,16 +41,12 @@ from .indexes import Indexes
 class SourceRequirement:
     """A source that is built into a wheel before anything is resolved."""
 
-    requirement: str
-    """The path or URL that pip builds; may hold credentials."""
-    label: str
-    """The same as the user wrote it, without credentials; relative paths start at the root."""
-    digest: Digest
-    """Digest of its content, or of its URL where the content is elsewhere."""
+    requirement: str  # the path or URL that pip builds; may hold credentials
+    label: str  # as the user wrote it, without credentials
+    digest: Digest  # digest of its content, or of its URL where the content is elsewhere
     suffix: str = ""
     marker: str = ""
-    moving: bool = False
-    """True if the same digest may stand for other content later, as for a branch."""
+    moving: bool = False  # True if its content may change, as for a branch
 
 
 _LEFT_BEHIND = (
@@ -68,21 +58,17 @@ _FROM_GIT = re.compile(
     rb"setuptools[-_](scm|git)|use_scm_version|hatch[-_]vcs|versioneer|versioningit|dunamai|"
     rb"dynamic-versioning|\bpbr\b|git.{0,4}describe|source *= *[\"']scm[\"']"
 )
-"""Words of a build that takes its version from git."""
 _NAMES_AT_ONCE = 1000
 
 
-def list_files(root: Path, *, skip: Iterable[Path] = ()) -> list[Path]:
-    """Return the files of a project, relative to its folder, sorted."""
+def _list_files(root: Path, *, skip: Iterable[Path] = ()) -> list[Path]:
     skipped = tuple(skip)
     counted = []
     for relative in _list_git_files(root) or _walk(root):
         path = root / relative
-        if any(_is_left_behind(part) for part in relative.parts):
-            continue
-        if any(path.is_relative_to(folder) for folder in skipped):
-            continue
-        if path.is_file() or path.is_symlink():
+        left_out = any(map(path.is_relative_to, skipped))
+        left_out = left_out or any(map(_is_left_behind, relative.parts))
+        if not left_out and (path.is_file() or path.is_symlink()):
             counted.append(relative)
     return sorted(counted)
 
@@ -92,7 +78,7 @@ def digest_content(path: Path, *, skip: Iterable[Path] = ()) -> Digest:
     if path.is_file():
         return digest_file(path)
     state = hashlib.sha256()
-    for name in list_files(path, skip=skip):
+    for name in _list_files(path, skip=skip):
         file = path / name
         executable = "x" if os.access(file, os.X_OK) else "-"
         link = f"link {file.readlink()}" if file.is_symlink() else ""
@@ -101,24 +87,19 @@ def digest_content(path: Path, *, skip: Iterable[Path] = ()) -> Digest:
     return Digest(state.hexdigest())
 
 
-def copy(root: Path, names: Sequence[Path], to: Path) -> None:
-    """Copy files to a new folder, links as links."""
-    for name in names:
-        target = to / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / name, target, follow_symlinks=False)
-
-
 def copy_to_build(root: Path, to: Path) -> Path:
     """Copy a project, with git's history if its version needs it: builds write into it."""
-    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
-    if top is None or not _is_versioned_by_git(root):
-        copy(root, list_files(root), to / root.name)
-        return to / root.name
+    found = (folder for folder in (root, *root.parents) if (folder / ".git").exists())
+    repository = next(found, None) if _is_versioned_by_git(root) else None
+    top = repository or root
     copied = to / (top.name or "repository")
-    copy(root, list_files(root), copied / root.relative_to(top))
-    _add_history(top, copied, to / "history")
-    return copied / root.relative_to(top)
+    folder = copied / root.relative_to(top)
+    for name in _list_files(root):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, folder / name, follow_symlinks=False)
+    if repository is not None:
+        _add_history(repository, copied, to / "history")
+    return folder
 
 
 def _is_versioned_by_git(root: Path) -> bool:
@@ -127,24 +108,21 @@ def _is_versioned_by_git(root: Path) -> bool:
 
 
 def _add_history(top: Path, copied: Path, scratch: Path) -> None:
-    """Make a copy of a repository's files a work tree that is at the same commit.
+    """Make a copy of a repository's files a work tree that is at the same commit."""
 
-    What was not copied does not count as removed, or each version would be that of a change.
-    """
-    git = ["git", "-C", str(copied)]
+    def git(*argv: str) -> str:
+        return run(["git", "-C", str(copied), *argv], timeout=600, check=False).stdout
 
-    def ask(*argv: str) -> str:
-        return run(argv, timeout=600, check=False).stdout
-
-    ask("git", "clone", "-q", "--shared", "--no-checkout", str(top), str(scratch))
+    git("clone", "-q", "--shared", "--no-checkout", str(top), str(scratch))
     if not (scratch / ".git").is_dir():  # not ours, or no repository: the build says what it needs
         return
     (scratch / ".git").rename(copied / ".git")
-    ask(*git, "reset", "-q")
-    missing = [name for name in ask(*git, "ls-files", "-d", "-z").split("\0") if name]
+    git("reset", "-q")
+    # What was not copied is not to count as removed: each version would be that of a change.
+    missing = list(filter(None, git("ls-files", "-d", "-z").split("\0")))
     for start in range(0, len(missing), _NAMES_AT_ONCE):
         names = missing[start : start + _NAMES_AT_ONCE]
-        ask(*git, "update-index", "--skip-worktree", "--", *names)
+        git("update-index", "--skip-worktree", "--", *names)
 
 
 def _is_left_behind(name: str) -> bool:
@@ -164,7 +142,6 @@ def _list_git_files(root: Path) -> list[Path]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield files and links below a folder; an environment is never part of a source."""
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         kept = filterfalse(_is_left_behind, folders)
@@ -176,25 +153,15 @@ def _walk(root: Path) -> Iterator[Path]:
 
 # --- Building from source: what a build is given, what it needs, and what to do where it fails
 
-# PyTorch extensions of the kind of ``flash-attn`` import torch while they are built, compile for an
-# hour, and need NVIDIA's compiler. All of that is known before the first byte is fetched.
-
-
-def _canonicalize(*names: str) -> frozenset[NormalizedName]:
-    return frozenset(map(canonicalize_name, names))
-
-
-NEED_NVCC = _canonicalize(
+NEED_NVCC = {  # their builds call NVIDIA's compiler, and take an hour
     *("apex", "causal-conv1d", "cumm", "flash-attn", "flash-attn-3", "grouped-gemm", "mamba-ssm"),
     *("natten", "spconv", "torch-cluster", "torch-scatter", "torch-sparse", "torch-spline-conv"),
     *("transformer-engine-torch", "vllm-flash-attn"),
-)
-"""Packages whose build from source calls NVIDIA's compiler, and takes long."""
-BUILT_AGAINST = _canonicalize(
+}
+BUILT_AGAINST = {  # a build without isolation may take headers or code from these
     *("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib", "tensorflow", "numpy"),
     *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
-)
-"""Packages that a build without isolation may take headers or code from."""
+}
 TAIL_LINES = 12
 _CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
 _PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
@@ -205,12 +172,11 @@ _LARGEST = 1 << 20  # bytes that are read of a file of a source
 class BuildSettings:
     """The settings of builds from source."""
 
-    in_environment: frozenset[NormalizedName] = frozenset()
-    """Packages that are built with the environment's packages at hand, without isolation."""
+    in_environment: frozenset[NormalizedName] = frozenset()  # packages built without isolation
     variables: Mapping[str, str] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()
 
-    def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:
+    def key(self, name: str, source: Digest, against: Sequence[str]) -> str:
         """Return the name of a built wheel's folder: its source's digest, and how it was built."""
         used = list(against) if name in self.in_environment else []
         if not self.variables and not used:
@@ -242,9 +208,8 @@ def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
     raise ResolveError(
         f"{', '.join(needing)}: to be built from source, which needs NVIDIA's compiler, and there "
         "is no nvcc on this machine",
-        hint="load it (module load cuda, or CUDA_HOME in environment.build-env), build where it is "
-        "with `stager build --on-node`, or name a folder or page with a prebuilt wheel in "
-        "environment.find-links",
+        hint="load it (module load cuda, or CUDA_HOME in environment.build-env), build with "
+        "--on-node, or name a place of a prebuilt wheel in environment.find-links",
     )
 
 
@@ -253,15 +218,12 @@ def list_certain_builds(
 ) -> list[str]:
     """Return requested packages that need nvcc and must come from source: PyPI has no wheels."""
     places = indexes.find_links
-    wheels, sources = _list_distributions(places)
+    wheels, sources = list_distributions(places)
     is_remote = bool(indexes.urls) or not all(map(is_folder, places))
+    certain = NEED_NVCC & builds.in_environment if is_remote else NEED_NVCC
     unbuilt = [name for name in dict.fromkeys(requested) if name not in wheels]
-    only_as_source = builds.in_environment if is_remote else NEED_NVCC
     return [
-        name
-        for name in unbuilt
-        if (name in NEED_NVCC and name in only_as_source)
-        or any(map(_names_cuda, sources.get(name, ())))
+        name for name in unbuilt if name in certain or any(map(_names_cuda, sources.get(name, ())))
     ]
 
 
@@ -271,11 +233,6 @@ def is_folder(place: str) -> bool:
         return "://" not in place and os.access(place, os.R_OK | os.X_OK) and Path(place).is_dir()
     except (OSError, ValueError):
         return False
-
-
-def list_prebuilt(places: Sequence[str]) -> set[NormalizedName]:
-    """Return the packages of which a folder among some places has a wheel."""
-    return _list_distributions(places)[0]
 
 
 def needs_nvcc(name: NormalizedName, path: Path | None) -> bool:
@@ -302,7 +259,6 @@ _ADVICE = {
     "build on a node: --on-node",
     "": "name a folder with a prebuilt wheel in environment.find-links, or ask for another version",
 }
-"""What to do, by what the output of a failed build has; the first that matches."""
 
 
 def advise_on_failed_build(name: str, output: str) -> str:
@@ -326,11 +282,10 @@ def build_requires(source: Path) -> list[str]:
     return [str(text) for text in listed] if isinstance(listed, list) else ["setuptools", "wheel"]
 
 
-def _list_distributions(
-    places: Sequence[str],
-) -> tuple[set[NormalizedName], dict[NormalizedName, list[Path]]]:
-    wheels: set[NormalizedName] = set()
-    sources: dict[NormalizedName, list[Path]] = {}
+def list_distributions(places: Iterable[str]) -> tuple[set[str], dict[str, list[Path]]]:
+    """Return the packages that folders have wheels of, and the sdists of each in them."""
+    wheels: set[str] = set()
+    sources: dict[str, list[Path]] = {}
     for folder in (Path(place) for place in places if is_folder(place)):
         for path in sorted(folder.iterdir()):
             try:

@@ -1,8 +1,6 @@
 """Package indexes, and keeping their credentials out of files and messages.
 
-The options are those of pip's requirement files, and go to pip and to uv in that form: both read
-it, both expand ``${NAME}`` in it from the environment, and neither a process list nor a log shows
-the content of a file.
+pip and uv get the options in a requirement file, whose content no process list or log shows.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -40,18 +38,13 @@ class RequirementLine:
     """One requirement or constraint, as written."""
 
     text: str
-    origin: str
-    """Its place, for messages: ``requirements.txt:3`` or a key path."""
-    base: Path
-    """The folder that relative paths in it start from."""
+    origin: str  # its place, for messages: ``requirements.txt:3`` or a key path
+    base: Path  # the folder that relative paths in it start from
     constraint: bool = False
-    metadata: bool = False
-    """True in a ``pyproject.toml``, where no files are named."""
-    by_uv: bool = False
-    """True if uv reads it from its file, with the settings there."""
+    metadata: bool = False  # True in a ``pyproject.toml``, where no files are named
+    by_uv: bool = False  # True if uv reads it from its file, with the settings there
     options: str = ""
-    hashes: tuple[str, ...] = ()
-    """The sha256 of each file that may be installed for it; empty allows any file."""
+    hashes: tuple[str, ...] = ()  # sha256 of each file that may be installed; empty for any
 
 
 def read_hashes(line: RequirementLine) -> tuple[str, ...]:
@@ -60,10 +53,8 @@ def read_hashes(line: RequirementLine) -> tuple[str, ...]:
     hashes = [*_HASH.findall(line.options), *_HASH_OF_URL.findall(fragment)]
     digests = tuple(value.lower() for name, value in hashes if name == "sha256")
     if hashes and not digests:
-        raise ValueError(
-            f"a {hashes[0][0]} cannot be checked; give the file's sha256, which `pip hash FILE` "
-            "prints"
-        )
+        kind = hashes[0][0]
+        raise ValueError(f"a {kind} cannot be checked; give the file's sha256 (`pip hash FILE`)")
     return digests
 
 
@@ -132,16 +123,12 @@ _ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
 class Indexes:
     """The places to look for packages, in the terms of pip's options."""
 
-    index_url: str | None = None
-    """The first index; None for pip's own choice."""
-    extra_index_urls: tuple[str, ...] = ()
-    """Further indexes; the best version over all of them wins, as pip does it."""
-    find_links: tuple[str, ...] = ()
-    """Folders, or pages, that hold distribution files."""
+    index_url: str | None = None  # the first index; None for pip's own choice
+    extra_index_urls: tuple[str, ...] = ()  # the best version over all of them wins, as in pip
+    find_links: tuple[str, ...] = ()  # folders, or pages, that hold distribution files
     no_index: bool = False
     trusted_hosts: tuple[str, ...] = ()
-    only_binary: tuple[str, ...] = ()
-    """Packages that are never built from source; ``:all:`` for every one."""
+    only_binary: tuple[str, ...] = ()  # never built from source; ``:all:`` for every package
     no_binary: tuple[str, ...] = ()
     pre: bool = False
 
@@ -170,10 +157,10 @@ class Indexes:
     def merge(self, other: Indexes) -> Indexes:
         """Return both together; the other's single values win."""
         values: dict[str, Any] = {}
-        for field in fields(self):
-            mine, others = getattr(self, field.name), getattr(other, field.name)
+        for name, mine in vars(self).items():
+            others = getattr(other, name)
             is_list = isinstance(mine, tuple)
-            values[field.name] = tuple(dict.fromkeys(mine + others)) if is_list else others or mine
+            values[name] = tuple(dict.fromkeys(mine + others)) if is_list else others or mine
         return Indexes(**values)
 
     def find_wheel(self, name: str, sha256: str) -> Path | None:
@@ -229,17 +216,14 @@ INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
     "--no-index": lambda _: Indexes(no_index=True),
     "--pre": lambda _: Indexes(pre=True),
 }
-"""Options about places to look for packages, and the meaning of one value of each."""
 
 
 class PipSettings(NamedTuple):
     """The configuration of pip, from its files and from ``PIP_*`` variables."""
 
     indexes: Indexes
-    environment: Mapping[str, str]
-    """Variables that pass pip's certificate, proxy, time limit and key ring to uv."""
-    constraints: tuple[str, ...] = ()
-    """Constraint files of it and of ``UV_CONSTRAINT``: absolute paths, and URLs."""
+    environment: Mapping[str, str]  # certificate, proxy, time limit and key ring, for uv
+    constraints: tuple[str, ...] = ()  # files (absolute paths) and URLs, also of ``UV_CONSTRAINT``
     require_hashes: bool = False
 
 
@@ -282,7 +266,7 @@ def strip_credentials(url: str) -> str:
         return url
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
-    kept = f"{user}@{host}" if _ONLY_VARIABLES.fullmatch(user) else host
+    kept = parts.netloc if _ONLY_VARIABLES.fullmatch(user) else host
     # Not urlunsplit: it drops the slashes of git+file:///path.
     return f"{parts.scheme}://{kept}{parts.path}"
 
@@ -336,7 +320,6 @@ def resolve_place_variables() -> dict[str, str]:
 
 
 def _read_places(*values: str) -> tuple[str, ...]:
-    """Return the files that settings name, each once; paths start at the working directory."""
     words = [word for value in values for word in value.split()]
     places = [word if "://" in word else str(expand_user(word).absolute()) for word in words]
     return tuple(dict.fromkeys(places))
@@ -356,11 +339,9 @@ class GitPin:
 
     name: str
     url: str
-    revision: str
-    """The branch or tag that was asked for; empty for the repository's default."""
+    revision: str  # the branch or tag that was asked for; empty for the repository's default
     commit: str
-    subdirectory: str = ""
-    """The folder of the package in the repository; empty for the top."""
+    subdirectory: str = ""  # the folder of the package in the repository; empty for the top
 
     @property
     def label(self) -> str:

@@ -1,7 +1,4 @@
-"""The lock: ``pylock.toml`` (PEP 751) with exactly one file for each package.
-
-A resolver answers, the files are measured, and what is not allowed in the environment is refused.
-"""
+"""The lock: ``pylock.toml`` (PEP 751) with exactly one file for each package."""
 
 from __future__ import annotations
 
@@ -63,13 +60,9 @@ class ResolveOptions:
     resolver: ResolverName = "uv"
     offline: bool = False
     upgrade: bool = False
-    upgrade_packages: tuple[str, ...] = ()
-    """Packages whose pins are not kept, and models and data sets whose commits are not."""
-    exclude_newer: str | None = None
-    """A date, or a time with its zone: files uploaded after it do not count. ``none`` lifts that
-    of the lock before, which is kept by default."""
-    driver: FindDriver | None = None
-    """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
+    upgrade_packages: tuple[str, ...] = ()  # also models and data sets, whose commits are not kept
+    exclude_newer: str | None = None  # a date, or a time with its zone; ``none`` lifts it
+    driver: FindDriver | None = None  # for ``torch-backend = "auto"``; None where nobody can
     note: Callable[[str], None] | None = None
 
     def requires_new_lock(self, cutoff: str | None) -> bool:
@@ -95,7 +88,7 @@ def _explain(
     failures = _all_failures(first, request, check)
     reasons = [failure.reason for failure in failures if not failure.absent]
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
-    reasons += describe_unavailable_packages(list(unavailable.values()), request)
+    reasons += _describe_unavailable_packages(list(unavailable.values()), request)
     target = request.spec.target
     not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
@@ -124,7 +117,6 @@ def _remedy(request: ResolveRequest, *, is_limited: bool) -> str:
 def _all_failures(
     first: NoSolution, request: ResolveRequest, check: Callable[[ResolveRequest], object]
 ) -> list[NoSolution]:
-    """Find further reasons: drop the requirements that one involves and resolve the rest."""
     failures = [first]
     for _ in range(ROUNDS):
         blamed = failures[-1].blamed
@@ -142,10 +134,9 @@ def _all_failures(
     return failures
 
 
-def describe_unavailable_packages(
+def _describe_unavailable_packages(
     packages: list[UnavailablePackage], request: ResolveRequest
 ) -> list[str]:
-    """Describe what exists for each package without a file that fits; ask pip if not known."""
     lines = []
     for package in packages:
         files = package.files or request.pip.list_existing_files(parse_name(package.requirement))
@@ -156,12 +147,12 @@ def describe_unavailable_packages(
 
 # --- Resolving and building packages whose builds import other packages of the environment -------
 
-# Their dependencies can be learned only where these are installed: so the others are resolved
-# first, installed into a folder, and kept as they are while all are resolved together.
 
+def _resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
+    """Resolve requirements, some of which may have to be built in the environment.
 
-def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
-    """Resolve requirements, some of which may have to be built in the environment."""
+    The others are resolved and installed first: only then can the dependencies of these be learned.
+    """
     named = request.spec.builds.in_environment
     if named and resolver == "pip-tools":
         raise ResolveError(
@@ -198,10 +189,7 @@ def _exact_line(file: ResolvedFile) -> str:
     return f"{file.identity[0]} @ {place}{digest}"
 
 
-# --- Digests and sizes of the files that a resolver chose ----------------------------------------
-
-# An index page need not give either. Sizes come from the cheapest place that has them: the disk,
-# the offline root, a HEAD request; digests are only ever taken from the bytes or from the index.
+# --- Digests and sizes of the files that a resolver chose, which an index page need not give -----
 
 HEAD_SECONDS = 10.0
 HEADS_AT_ONCE = 8
@@ -214,7 +202,7 @@ def measure(resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip) -> tupl
     files = [_from_disk(file, store, digest_cache) for file in resolved]
     urls = [file.url for file in files if file.url and file.size is None]
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes = dict(zip(urls, pool.map(content_length, urls), strict=True))
+        sizes = dict(zip(urls, pool.map(_content_length, urls), strict=True))
     for number, file in enumerate(files):
         files[number] = replace(file, size=sizes.get(file.url or "", file.size))
         if file.url and None in (files[number].size, file.sha256):
@@ -223,8 +211,7 @@ def measure(resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip) -> tupl
     return lock_files(files, source="the resolver's answer")
 
 
-def content_length(url: str) -> int | None:
-    """Return the length in bytes a server gives for a URL; honours the usual proxy variables."""
+def _content_length(url: str) -> int | None:
     length = (_head(url, HEAD_SECONDS) or {}).get("Content-Length", "")
     return int(length) if length.isdigit() else None
 
@@ -235,7 +222,6 @@ def can_reach_index(url: str) -> bool:
 
 
 def _head(url: str, seconds: float) -> Mapping[str, str] | None:
-    """Return the headers of a web address; None if it does not answer, or refuses."""
     import urllib.request  # here: a tenth of a second that most commands do not need
 
     if not url.startswith(("http://", "https://")):
@@ -282,7 +268,6 @@ def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
 def _keep_pins(
     request: ResolveRequest, options: ResolveOptions, earlier: Lock | None
 ) -> ResolveRequest:
-    """Return the request with what is kept of a lock."""
     cutoff = options.exclude_newer or (earlier.exclude_newer if earlier else None)
     request = replace(request, cutoff=None if cutoff == NONE else cutoff)
     if earlier is None or options.upgrade:
@@ -348,7 +333,6 @@ def make_lock(
 
 
 def _read_settings(spec: Spec, path: Path, store: Store) -> tuple[Spec, PipSettings, Lock | None]:
-    """Return the spec, pip's configuration, and the lock to start from; none for a given lock."""
     if spec.pylock is not None or spec.uv_lock is not None:
         return spec, PipSettings(Indexes(), {}), None
     settings, earlier = pip_settings(), find_earlier_lock(path, spec.target)
@@ -369,7 +353,6 @@ def _add_torch_index(
     index = TORCH_INDEX + backend
     if not reachable(f"{index}/"):  # local wheels may do without it
         return request, index
-    # For all packages; with uv, only for PyTorch's.
     indexes = request.pip.indexes.merge(Indexes(extra_index_urls=(index,)))
     pip = replace(request.pip, indexes=indexes)
     return replace(request, pip=pip, torch_backend=backend), None
@@ -390,7 +373,6 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
 def _resolve(
     request: ResolveRequest, options: ResolveOptions, silent: str | None
 ) -> list[ResolvedFile]:
-    """Return one file for each package; ``silent`` is PyTorch's index if it did not answer."""
     spec = request.spec
     try:
         if spec.pylock:
@@ -399,10 +381,9 @@ def _resolve(
             exported = uv.export(spec.uv_lock, request)
             files = _select(exported, spec.uv_lock.file, request, request.pip.scratch)
         else:
-            files = resolve_all(request, options.resolver)
+            files = _resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
-            # Before anything of several GB could be downloaded.
-            resolver.refuse_cuda(files)
+            resolver.refuse_cuda(files)  # before several GB could be downloaded
         resolver.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
         if silent is None:
@@ -410,8 +391,7 @@ def _resolve(
         line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
         raise ResolveError(
             f"{exc.message}; PyTorch's own index did not answer",
-            hint="pin a build that your own indexes or folders have; or run it again where that "
-            "index can be reached",
+            hint="pin a build that your indexes have, or run it where that index can be reached",
             context=(*exc.context, line),
         ) from exc
     return files
@@ -420,19 +400,17 @@ def _resolve(
 def _select(
     data: toml.Table, path: Path, request: ResolveRequest, base: Path
 ) -> list[ResolvedFile]:
-    """Return the files of the user's own lock; build the sources in a lock of uv."""
     build = request.build if request.spec.uv_lock else None
     target = request.spec.target
     lock, empty = parse_pylock(data, str(path))
     files, unavailable = select(lock, target, base=base, source=str(path), build=build)
     unavailable += empty
     if unavailable:
-        raise missing_file_error(path, target, describe_unavailable_packages(unavailable, request))
+        raise missing_file_error(path, target, _describe_unavailable_packages(unavailable, request))
     return files
 
 
 def _relate(label: str, root: Path, lock: Path) -> str:
-    """Make a source's path relative to the lock's folder; keep URLs and absolute paths."""
     if "://" in label or Path(label).is_absolute():
         return label
     return os.path.relpath(root / label, lock.parent.absolute())

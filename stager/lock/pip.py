@@ -1,8 +1,4 @@
-"""Calls of pip, always as a process of its own.
-
-Requirements and index options go to pip in files, never on its command line: process lists and
-logs show the command line, and a URL may hold a password.
-"""
+"""Calls of pip, as a process. URLs may hold a password: files, not command lines, have them."""
 
 from __future__ import annotations
 
@@ -46,8 +42,7 @@ _UNREACHABLE = re.compile(
 _GONE = re.compile(
     r"\b(404|410)\b[ :(]*(Client Error|Not Found|Gone)|HTTP error 404", re.IGNORECASE
 )
-_VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")
-"""All versions of a package, of which the newest are enough."""
+_VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")  # cut to five
 _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
 _FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded).*")
 _TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
@@ -85,8 +80,7 @@ class Pip:
     target: Target
     indexes: Indexes
     scratch: Path
-    offline: bool = False
-    """True if pip's own configuration is ignored and only ``indexes.find_links`` counts."""
+    offline: bool = False  # True ignores pip's configuration
     builds: BuildSettings = field(default_factory=BuildSettings)
     run: Runner = run
 
@@ -111,12 +105,11 @@ class Pip:
             cwd=self.scratch,
             check=False,
         )
-        full = _FULL.findall(done.stderr) if done.returncode != 0 else []
-        if full:
+        full = _FULL.findall(done.stderr)
+        if full and done.returncode != 0:
             raise SpaceError(
                 "pip has no space left for what it writes",
-                hint="free some space there; TMPDIR, PIP_CACHE_DIR and OFFLINE_ROOT choose "
-                "other places",
+                hint="free some; TMPDIR, PIP_CACHE_DIR and OFFLINE_ROOT choose other places",
                 context=[full[-1].strip()[-LONGEST_ERROR:]],
             )
         return done
@@ -137,10 +130,7 @@ class Pip:
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
     def choose(self, pins: Sequence[str]) -> tuple[list[ResolvedFile], list[str]]:
-        """Return the file pip would install for each pin, and the pins that no file fits.
-
-        The pins have no hashes, or pip downloads every file whole.
-        """
+        """Return the file for each pin, and the pins without one. Hashes make pip download all."""
         report = self.scratch / "report.json"
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), "-q"]
         left = list(pins)
@@ -151,12 +141,11 @@ class Pip:
                 return _read_report(report), missing
             if is_unreachable(done.stderr):
                 raise unreachable_index_error(done.stderr)
-            match = re.search(r"No matching distribution found for (\S+)", done.stderr)
-            unmatched = [pin for pin in left if match and pin.partition(" ")[0] == match[1]]
+            found = re.findall(r"No matching distribution found for (\S+)", done.stderr)[:1]
+            unmatched = [pin for pin in left if pin.partition(" ")[0] in found]
             if not unmatched:
                 raise ResolveError(
-                    "pip cannot choose files for what was resolved",
-                    context=[condense(done.stderr)],
+                    "pip cannot choose files for what was resolved", context=[condense(done.stderr)]
                 )
             missing += unmatched
             left = [pin for pin in left if pin not in unmatched]
@@ -168,11 +157,7 @@ class Pip:
         return self.call("download", [*options, *self.target_options()], lines)
 
     def build(self, line: str, folder: Path, packages: Path | None = None) -> CompletedCommand:
-        """Build one requirement line's wheel, without its dependencies, into a folder.
-
-        The same source gives the same bytes with every build backend that honours
-        SOURCE_DATE_EPOCH; pip's cache is left out, since what it holds was built without.
-        """
+        """Build one line's wheel into a folder, with the same bytes each time."""
         options = ["--no-deps", "--no-cache-dir", "-q", "-w", str(folder)]
         env = {"SOURCE_DATE_EPOCH": EPOCH, **self.builds.variables}
         if self.builds.launcher:
@@ -249,7 +234,6 @@ class Pip:
 
 
 def _read_report(report: Path) -> list[ResolvedFile]:
-    """Read pip's installation report (its format 1)."""
     files = []
     for entry in json.loads(report.read_text(encoding="utf-8"))["install"]:
         info = entry["download_info"]
@@ -301,7 +285,6 @@ def unreachable_index_error(output: str) -> ResolveError:
 
 
 def _find_folder(line: str) -> Path | None:
-    """Return the folder that a requirement names, None for a file or what is to be fetched."""
     place = line.partition(" --hash=")[0].rpartition(" ")[2]
     path = Path(unquote(urlsplit(place).path))
     return path if place.startswith("file://") and path.is_dir() else None

@@ -1,8 +1,4 @@
-"""Resolving with pip-tools: ``python -m piptools compile --generate-hashes``.
-
-pip-tools resolves for the Python and machine it runs on, and gives versions with the digests of all
-their files; pip's installation report names the one file for the target.
-"""
+"""Resolving with pip-tools for this Python and machine; pip's report names each file."""
 
 from __future__ import annotations
 
@@ -42,11 +38,8 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     allowed = set().union(*pins.values())
     changed = [file.filename for file in chosen if file.sha256 and file.sha256 not in allowed]
     if allowed and changed:
-        raise ResolveError(
-            "the files on an index changed while the lock was being made",
-            hint="run `stager lock` again",
-            context=changed,
-        )
+        message = "the files on an index changed while the lock was being made"
+        raise ResolveError(message, hint="run `stager lock` again", context=changed)
     return chosen
 
 
@@ -84,13 +77,9 @@ def _compile(request: ResolveRequest) -> dict[str, set[str]]:
     argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
     argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
     argv += ["--strip-extras", "--no-config", *_limits(request)]
-    done = request.pip.run(
-        [*argv, "--output-file", str(output), source],
-        timeout=HOUR,
-        env=request.pip.environment(),
-        cwd=request.pip.scratch,
-        check=False,
-    )
+    argv += ["--output-file", str(output), source]
+    env, scratch = request.pip.environment(), request.pip.scratch
+    done = request.pip.run(argv, timeout=HOUR, env=env, cwd=scratch, check=False)
     if done.returncode != 0:
         if is_unreachable(done.stderr):
             raise unreachable_index_error(done.stderr)
@@ -123,8 +112,7 @@ def _refuse_uv_settings(request: ResolveRequest) -> None:
         keys.append(f'environment.index-strategy: "{request.spec.index_strategy}"')
     if keys:
         raise ResolveError(
-            "pip-tools does not honour settings of uv, and without them other packages would be "
-            "installed",
+            "pip-tools does not honour settings of uv, and would install other packages",
             hint="use uv (--resolver uv), which does",
             context=keys,
         )

@@ -53,16 +53,12 @@ class Lock:
     path: Path
     target: Target
     files: tuple[LockedFile, ...]
-    spec_digest: Digest | None
-    """Digest of the spec it was made from; None in a lock that another tool wrote."""
-    indexes: Indexes
-    """The indexes that were used, beyond pip's own configuration; without credentials."""
-    sources: tuple[tuple[str, str], ...]
-    """Wheels built here: file name, and source relative to the lock's folder."""
+    spec_digest: Digest | None  # None in a lock of another tool
+    indexes: Indexes  # beyond pip's own configuration; without credentials
+    sources: tuple[tuple[str, str], ...]  # built wheels, and sources relative to the lock
     git: tuple[GitPin, ...] = ()
     exclude_newer: str | None = None
-    torch_backend: str | None = None
-    """PyTorch's index that ``torch-backend = "auto"`` has become; None for another setting."""
+    torch_backend: str | None = None  # what ``torch-backend = "auto"`` has become
     assets: tuple[LockedRepository, ...] = ()
 
     def is_current(self, spec: Spec) -> bool:
@@ -93,8 +89,8 @@ def parse_pylock(data: toml.Table, source: str) -> tuple[Pylock, list[Unavailabl
     except (PylockValidationError, PylockUnsupportedVersionError) as exc:
         raise ResolveError(
             f"{source} is not a lock that can be read: {exc}",
-            hint="it must follow PEP 751, for example as `stager lock` or `uv pip compile "
-            "--format pylock.toml` writes it",
+            hint="it must follow PEP 751: make it with `stager lock` or `uv export --format "
+            "pylock.toml`",
         ) from exc
     return lock, [_make_unavailable(one["name"], one.get("version")) for one in empty]
 
@@ -104,43 +100,39 @@ def select(
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """Return the best file of each package the target needs, and the packages that have none."""
     tags, environment = list(target.tags()), target.environment()
+    names: list[str] = []
     files: list[ResolvedFile] = []
     unavailable: list[UnavailablePackage] = []
-    counts: Counter[str] = Counter()
     for package in lock.packages:
-        # One package at a time, so that each is reported by itself if nothing of it fits. The
-        # highest build tag comes first: ``Pylock.select`` takes the first of equal wheels.
+        # One at a time, so that each is reported; ``select`` takes the first of equal wheels.
         wheels = [*(package.wheels or ())]
         wheels.sort(key=lambda wheel: parse_wheel_filename(wheel.filename)[2], reverse=True)
         single = replace(lock, packages=[replace(package, wheels=wheels)])
         try:
             for _, selected in single.select(environment=environment, tags=tags):
-                files.append(_resolve_file(package, selected, base, source, build))
-                counts[files[-1].identity[0]] += 1
+                file = _resolve_file(package, selected, base, source, build)
+                names.append(file.identity[0])
+                files.append(file)
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
                     f"{source} is not for Python {target.python} on {target.platform}: {exc}",
                     hint="set environment.python and environment.platform to what it is for",
                 ) from exc
-            names = [wheel.filename for wheel in wheels]
-            unavailable.append(_make_unavailable(package.name, package.version, names))
+            there = [wheel.filename for wheel in wheels]
+            unavailable.append(_make_unavailable(package.name, package.version, there))
         except (UndefinedComparison, UndefinedEnvironmentName, ValueError) as exc:
             raise ResolveError(
                 f"{source}: {package.name}: {exc}", hint="correct it, or lock again"
             ) from exc
-    _require_one_each(counts, source)
-    return files, unavailable
-
-
-def _require_one_each(counts: Counter[str], source: str) -> None:
-    repeated = sorted(name for name, count in counts.items() if count > 1)
+    repeated = Counter(names) - Counter({*names})
     if repeated:
         raise ResolveError(
             f"{source} gives more than one file for the same package",
             hint="lock again, or remove all but one entry of each",
-            context=repeated,
+            context=sorted(repeated),
         )
+    return files, unavailable
 
 
 def _make_unavailable(
@@ -167,8 +159,7 @@ def _resolve_file(
             return build(package, selected, base)
         raise ResolveError(
             f"{source} takes {package.name} from a folder or version control: it has no digest",
-            hint="name what the lock was made from in environment.requirements instead, so that "
-            "a wheel is built and locked",
+            hint="name what it was made from in environment.requirements, to lock built wheels",
         )
     url = selected.url or ""
     place = urlsplit(url).path
@@ -192,8 +183,7 @@ def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[Locked
     if without:
         raise ResolveError(
             f"{source} has no sha256 for some files",
-            hint="download them and name the files, or a folder with them as --find-links, then "
-            "run `stager lock`",
+            hint="download them, name them or their folder (--find-links), run `stager lock`",
             context=without,
         )
     try:
@@ -210,17 +200,15 @@ def lock_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[Locked
             for file in resolved
         ]
     except ValueError as exc:
-        raise ResolveError(
-            f"{source}: {exc}", hint="lock again: somebody edited the digest"
-        ) from exc
+        hint = "lock again: somebody edited the digest"
+        raise ResolveError(f"{source}: {exc}", hint=hint) from exc
     return tuple(sorted(files, key=lambda file: file.name))
 
 
 # --- Differences between two sets of packages, and what they mean in bytes to send ---------------
 
 
-PackageFiles = Mapping[str, tuple[str, str, int]]
-"""Packages by name: version, what tells two files of one version apart, bytes (0 if unknown)."""
+PackageFiles = Mapping[str, tuple[str, str, int]]  # by name: version, file, bytes or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +218,7 @@ class PackageChange:
     name: str
     old: str | None
     new: str | None
-    bytes: int
-    """Size of its new file in bytes; 0 if it is gone, or where no server told the size."""
+    bytes: int  # size of its new file in bytes; 0 if it is gone, or where no server told the size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +228,7 @@ class PackageChanges:
     added: tuple[PackageChange, ...] = ()
     removed: tuple[PackageChange, ...] = ()
     changed: tuple[PackageChange, ...] = ()
-    bytes: int = 0
-    """What has to be sent to a node that has all of the earlier set; for locks, about."""
+    bytes: int = 0  # what a node that has the earlier set is sent; for locks, about
 
 
 def compare_locks(earlier: Lock | None, later: Lock) -> PackageChanges:
@@ -281,9 +267,7 @@ def compare_packages(old: PackageFiles, new: PackageFiles) -> PackageChanges:
 
 # --- Reading and writing ``pylock.toml`` (PEP 751) -----------------------------------------------
 
-# For one target there is nothing left to choose, so a lock of ours lists only the chosen wheel (or
-# sdist, if no wheel fits) with digest, size and place. ``[tool.stager]`` holds what PEP 751 has no
-# key for. The same answer of a resolver always gives the same bytes.
+# A lock of ours lists the one file of each package; ``[tool.stager]`` has what PEP 751 has not.
 
 CREATED_BY = "stager"
 
@@ -297,11 +281,7 @@ def find_earlier_lock(path: Path, target: Target) -> Lock | None:
 
 
 def read_lock(path: Path, target: Target) -> Lock:
-    """Read a lock; the target selects the files of one that another tool wrote.
-
-    A lock of ours has no choice left, and is read for the target it names; :meth:`Lock.is_current`
-    tells if that is still the right one.
-    """
+    """Read a lock; the target selects the files of another tool's, a lock of ours names its own."""
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = parse_lock(path)
@@ -340,7 +320,6 @@ def read_lock(path: Path, target: Target) -> Lock:
 def _decode_metadata(
     metadata: toml.Table, target: Target
 ) -> tuple[Target, Digest | None, str | None, tuple[LockedRepository, ...]]:
-    """Return the target, the digest of the spec, the cutoff and the assets of a lock of ours."""
     if not metadata:
         return target, None, None, ()
     python, platform, digest = (str(metadata[key]) for key in ("python", "platform", "spec-digest"))
@@ -402,7 +381,6 @@ def render(lock: Lock) -> str:
         packages=[_package(file, base) for file in lock.files],
         tool={"stager": metadata},
     )
-    pylock.validate()
     return toml.dumps(pylock.to_dict())
 
 

@@ -1,14 +1,8 @@
-"""Requirement files in pip's format, read line by line.
-
-The format is the one pip documents ("Requirements File Format"): comments, line continuations,
-``${NAME}`` from the environment, nested ``-r`` and ``-c``, index options. :mod:`stager.lock.spec`
-decides what to do with a requirement; here a line keeps its text, its file and its number.
-"""
+"""Requirement files, line by line, in the format that pip documents."""
 
 from __future__ import annotations
 
 import codecs
-import difflib
 import getopt
 import io
 import os
@@ -22,7 +16,6 @@ from typing import Any
 
 from packaging import dependency_groups
 from packaging.errors import ExceptionGroup
-from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
@@ -47,9 +40,7 @@ from .uv_project import UvProject
 
 # --- Settings of uv, Poetry and PDM that change what is installed --------------------------------
 
-# A build that ignored them silently would install something else than the project's own tool does:
-# the index's package in place of a local fork, a version that the project excludes. uv is handed
-# those of its own (:mod:`stager.lock.uv_project`); all others are refused by name.
+# Without them, other packages would be installed: uv is handed its own, all others are refused.
 
 _LATEST_PATCH = 99
 
@@ -67,13 +58,11 @@ def list_faults(project: UvProject, target: Target, root: Path) -> Iterator[str]
     if keys:
         yield _message(shown, keys, "PDM", PDM_EXPORT)
     chosen = {*project.extras, *project.groups}
-    faults = (_check_python(data, target.python), _check_environments(data, target))
-    for fault in filter(None, (*faults, _check_conflicts(data, chosen))):
-        yield f"{shown}: {fault}"
+    faults = (_check_python(data, target.python), _check_conflicts(data, chosen))
+    yield from (f"{shown}: {fault}" for fault in faults if fault)
 
 
 def _describe_foreign_dependencies(data: toml.Table, shown: str) -> str:
-    """Say which other tool alone reads the dependencies; empty for a ``[project]`` (PEP 621)."""
     poetry = toml.get_table(data, "tool", "poetry")
     dependencies = {*toml.get_table(poetry, "dependencies")} - {"python"}
     if poetry and (dependencies or "project" not in data):
@@ -109,25 +98,6 @@ def _check_python(data: toml.Table, python: str) -> str:
     )
 
 
-def _check_environments(data: toml.Table, target: Target) -> str:
-    """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
-    markers = toml.get_list(toml.get_table(data, "tool", "uv"), "environments")
-    try:
-        if not markers or any(Marker(str(one)).evaluate(_list_markers(target)) for one in markers):
-            return ""
-    except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName) as exc:
-        return f"tool.uv.environments: {exc}"
-    return (
-        f"tool.uv.environments has none for Python {target.python} on Linux, so the project does "
-        "not support the nodes"
-    )
-
-
-def _list_markers(target: Target) -> dict[str, str]:
-    """Return the values of environment markers that the nodes have."""
-    return {key: str(value) for key, value in target.environment().items()}
-
-
 def _check_conflicts(data: toml.Table, chosen: Collection[str]) -> str:
     for members in toml.get_list(toml.get_table(data, "tool", "uv"), "conflicts"):
         tables = [one for one in members if isinstance(one, Mapping)] if members else []
@@ -145,7 +115,6 @@ def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
     )
 
 
-_NEAR = 0.8
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _LINE_OPTIONS = re.compile(r"\s+(--[a-z-]+.*)$")
@@ -185,10 +154,8 @@ class RequirementReader:
         self.lines: list[RequirementLine] = []
         self.indexes = Indexes()
         self.problems: list[str] = []
-        self.uv_projects: dict[Path, UvProject] = {}
-        """Projects with settings that only uv honours, by their file."""
-        self.require_hashes = ""
-        """The place that asks for a hash of every file; empty for none."""
+        self.uv_projects: dict[Path, UvProject] = {}  # those with settings that only uv honours
+        self.require_hashes = ""  # the place that asks for a hash of every file; empty for none
         self._seen: set[tuple[Path, bool]] = set()
 
     def read_file(self, path: Path, *, origin: str, constraint: bool = False) -> None:
@@ -230,13 +197,12 @@ class RequirementReader:
         found = _LINE_OPTIONS.search(line.text)
         options = found[1] if found else ""
         text = line.text[: found.start()] if found else line.text
-        for word in options.split():
-            option = word.partition("=")[0]
-            if option.startswith("--") and option != "--hash":
-                self.problems.append(
-                    f"{line.origin}: {option} after a requirement is not supported; write it on a "
-                    "line of its own, or build the wheel with it (`pip wheel`) and name that wheel"
-                )
+        self.problems += (
+            f"{line.origin}: {option} after a requirement is not supported; write it on a "
+            "line of its own, or build the wheel with it (`pip wheel`) and name that wheel"
+            for option in (word.partition("=")[0] for word in options.split())
+            if option.startswith("--") and option != "--hash"
+        )
         if "://" not in text:  # those of a URL may be secrets, and the resolvers fill them in
             text = _fill_in_variables(text)
         self.lines.append(replace(line, text=text.strip(), options=options))
@@ -269,7 +235,6 @@ class RequirementReader:
 
 
 def _read_text(path: Path, shown: str) -> str:
-    """Return the text of a requirement file; ValueError if it is none."""
     remedy = foreign_files.find_remedy(path.name)
     if remedy:
         raise ValueError(f"{shown} is not a requirement file; {remedy}")
@@ -279,7 +244,7 @@ def _read_text(path: Path, shown: str) -> str:
             return data.decode("utf-16")
         return data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])  # as pip
     except OSError as exc:
-        raise ValueError(f"cannot read {shown}: {exc.strerror}{_suggest_name(path)}") from exc
+        raise ValueError(f"cannot read {shown}: {exc.strerror}") from exc
     except (UnicodeError, SyntaxError) as exc:
         raise ValueError(
             f"cannot read {shown}: {exc}; save it as UTF-8, or begin it with the encoding that it "
@@ -288,39 +253,23 @@ def _read_text(path: Path, shown: str) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with continuations joined and comments removed, with their first line's number.
-
-    As in pip, a comment line ends a continuation, and a comment must follow white space.
-    """
-    pending: list[str] = []
-    start = 0
+    """Yield lines, joined and without comments as in pip, with their first line's number."""
+    joined, start = "", 0
     for number, raw in enumerate([*text.splitlines(), ""], 1):
-        if not pending:
-            start = number
+        start = start or number
         is_comment = raw.lstrip().startswith("#")
         if raw.endswith("\\") and not is_comment:
-            pending.append(raw[:-1])
+            joined += raw[:-1]
             continue
-        if not is_comment:
-            pending.append(raw)
-        line = _COMMENT.sub("", "".join(pending)).strip()
-        pending = []
+        line = _COMMENT.sub("", joined + ("" if is_comment else raw)).strip()
         if line:
             yield start, line
+        joined, start = "", 0
 
 
 def _fill_in_variables(text: str) -> str:
     """Fill in ``${NAME}`` from the environment, in pip's notation only; unset names stay."""
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
-
-
-def _suggest_name(path: Path) -> str:
-    try:
-        names = [] if path.exists() else [file.name for file in path.parent.iterdir()]
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=_NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 # --- The requirements that a ``pyproject.toml`` declares: dependencies, extras, dependency groups
@@ -332,8 +281,7 @@ class PyprojectReader:
     def __init__(self, project: UvProject, taken: RequirementReader) -> None:
         self.project, self.taken, self.problems = project, taken, taken.problems
         self.shown = shorten_path(project.file, taken.root)
-        self._referenced: list[str] = []
-        """The extras, "" for the project itself, that it refers to."""
+        self._referenced: list[str] = []  # the extras, "" for the project itself, that it refers to
 
     def read(self) -> None:
         """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
@@ -380,7 +328,6 @@ class PyprojectReader:
         ]
 
     def _read_part(self, project: toml.Table, extra: str) -> list[RequirementLine]:
-        """Read one extra; ``[project] dependencies`` if its name is empty."""
         if not extra:
             if "dependencies" in toml.get_list(project, "dynamic"):
                 self.problems.append(
@@ -423,12 +370,8 @@ class PyprojectReader:
     def _expand(
         self, project: toml.Table, name: NormalizedName, lines: Iterable[RequirementLine]
     ) -> Iterator[RequirementLine]:
-        """Yield lines with what a project's reference to itself stands for in its place.
-
-        ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index may
-        have a stranger's package of that name.
-        """
-        nodes = _list_markers(self.taken.target)
+        """Expand references of a project to itself: an index may have a stranger's package."""
+        nodes = {key: str(value) for key, value in self.taken.target.environment().items()}
         for line in lines:
             if name not in list_names([line.text]):
                 yield line

@@ -12,10 +12,7 @@ from typing import Literal, NamedTuple
 
 from packaging.pylock import Package, PackageDirectory, PackageVcs
 from packaging.requirements import Requirement
-from packaging.utils import (
-    NormalizedName,
-    canonicalize_name,
-)
+from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from bundle.driver.cuda import MINIMAL, OWN, find_cuda_need, parse_version
@@ -45,14 +42,13 @@ def check_cutoff(text: str) -> str:
 
 def to_timestamp(text: str) -> str:
     """Return a date (all of its day, as uv) or RFC 3339 time as a time in UTC; or ValueError."""
+    is_date = _DATE.fullmatch(text) is not None
+    text = f"{text}T00:00:00Z" if is_date else text
     try:
-        if _DATE.fullmatch(text):
-            moment = datetime.datetime.fromisoformat(f"{text}T00:00:00+00:00")
-            moment += datetime.timedelta(days=1)
-        else:
-            moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+        moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
         if moment.tzinfo is None:
             raise ValueError("it has no time zone")
+        moment += datetime.timedelta(days=is_date)
         moment = moment.astimezone(datetime.timezone.utc)
     except OverflowError as exc:
         raise ValueError("its year is not one of 1 to 9999 in UTC") from exc
@@ -71,20 +67,15 @@ class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
     spec: Spec
-    requirements: tuple[str, ...]
-    """PEP 508 requirements; none needs to be built, and none is uv's to read from its file."""
+    requirements: tuple[str, ...]  # none is to be built, and none is uv's to read from its file
     constraints: tuple[str, ...]
     pip: Pip
-    pins: tuple[str, ...] = ()
-    """``name==version`` of packages from an index that are kept where the requirements allow."""
-    git: tuple[GitPin, ...] = ()
-    """Commits that are kept of packages from git, where the same branch is asked for."""
-    cutoff: str | None = None
-    """The cutoff: that of the command, else that of the lock before; None for none."""
+    pins: tuple[str, ...] = ()  # ``name==version`` of packages from an index
+    git: tuple[GitPin, ...] = ()  # commits that are kept where the same branch is asked for
+    cutoff: str | None = None  # of the command, else of the lock before
     settings: PipSettings
     torch_backend: str | None = None
-    build: BuildSource | None = None
-    """Builds the wheel of what uv takes from a folder or from a git repository."""
+    build: BuildSource | None = None  # builds what uv takes from a folder or from git
     packages: Path | None = None
 
     @property
@@ -106,8 +97,7 @@ BuildSource = Callable[[Package, PackageVcs | PackageDirectory, Path], ResolvedF
 class UnavailablePackage(NamedTuple):
     """A package for which no file was found that fits."""
 
-    requirement: str
-    """The package with the versions that would do: ``numpy==1.0``."""
+    requirement: str  # the package with the versions that would do: ``numpy==1.0``
     files: tuple[str, ...] = ()
     parent: str = ""
 
@@ -117,11 +107,9 @@ class NoSolution(Exception):
     """The requirements cannot all be met."""
 
     reason: str
-    blamed: set[NormalizedName]
-    """The packages, of those the user named, that it involves."""
+    blamed: set[NormalizedName]  # the packages, of those the user named, that it involves
     absent: list[UnavailablePackage]
-    not_searched: Sequence[str] = ()
-    """Lines about indexes that did not count, as an earlier one has the name."""
+    not_searched: Sequence[str] = ()  # lines about indexes that did not count
 
 
 def parse_name(requirement: str) -> NormalizedName:
@@ -173,21 +161,18 @@ def _list_wheel_tags(filenames: Sequence[str]) -> str:
 
 # --- The build of PyTorch that ``environment.torch-backend = "auto"`` stands for -----------------
 
-# It is chosen once, by NVIDIA's drivers, and the lock keeps it: a later lock on another machine
-# does not change gigabytes of packages. Other makers' GPUs are not looked for.
+# The lock keeps it: a later one on another machine does not change gigabytes of packages.
 
 AUTO = "auto"
 CPU = "cpu"
-VARIANTS = ((11, 8), (12, 6), (12, 8), (13, 0))
-"""The CUDA versions that PyTorch publishes several of its releases for, as ``cu118`` and so on."""
+VARIANTS = ((11, 8), (12, 6), (12, 8), (13, 0))  # with several releases of PyTorch
 
 
 class KnownDriver(NamedTuple):
     """The oldest NVIDIA driver of some machines."""
 
     version: str
-    where: str
-    """The machines, in words: ``allocation 4711``."""
+    where: str  # the machines, in words: ``allocation 4711``
 
 
 FindDriver = Callable[[], KnownDriver]
@@ -231,29 +216,18 @@ def name(version: tuple[int, int]) -> str:
 
 
 def choose_backend(driver: str) -> str:
-    """Return the index for a driver: of the newest major version of CUDA that it runs.
-
-    Of these, the newest version that needs no newer driver for all that it can do; where each does,
-    the oldest, which still runs what is built for the GPUs.
-    """
-    runs = [
-        version
-        for version in VARIANTS
-        if parse_version(MINIMAL[version[0]]) <= parse_version(driver)
-    ]
+    """Return the newest CUDA that a driver runs in full, else its newest major's oldest."""
+    here = parse_version(driver)
+    runs = [version for version in VARIANTS if parse_version(MINIMAL[version[0]]) <= here]
     if not driver or not runs:
         return CPU
     newest = [version for version in runs if version[0] == runs[-1][0]]
-    whole = [version for version in newest if parse_version(OWN[version]) <= parse_version(driver)]
+    whole = [version for version in newest if parse_version(OWN[version]) <= here]
     return name(whole[-1] if whole else newest[0])
 
 
 def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> None:
-    """Refuse packages for a newer CUDA than the one that was chosen for the drivers.
-
-    PyTorch's index for an older CUDA may have no build of its newest releases, of which another
-    index offers a build for another CUDA.
-    """
+    """Refuse packages for a newer CUDA than was chosen: releases that its index does not have."""
     chosen = {name(version): version for version in VARIANTS}.get(backend or "")
     identities = (file.identity for file in files)
     need = find_cuda_need((package, str(version)) for package, version in identities)
@@ -275,18 +249,16 @@ _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 def refuse_cuda(files: Sequence[ResolvedFile]) -> None:
     """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
-    identities = sorted(file.identity for file in files)
     packages = [
         f"{name} {version}"
-        for name, version in identities
+        for name, version in sorted(file.identity for file in files)
         if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
     ]
     if packages:
         raise ResolveError(
             f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
-            hint="leave them out of the requirements, pin a CPU build that your indexes or "
-            "--find-links folders have (torch==VERSION+cpu), or set environment.torch-backend to "
-            "what the nodes have",
+            hint="leave them out of the requirements, pin a CPU build that you have "
+            "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
             context=packages,
         )
 
@@ -295,10 +267,8 @@ def refuse_other_build(
     files: Sequence[ResolvedFile], backend: str | None, silent: str | None
 ) -> None:
     """Refuse another build of PyTorch, chosen because the index of the right one did not answer."""
-    if silent is None or backend == "cpu":
-        return
     torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
-    if torch is not None and torch.local != backend:
+    if silent and backend != "cpu" and torch is not None and torch.local != backend:
         raise ResolveError(
             f'torch-backend is "{backend}", but only torch {torch} is available, which is a '
             "different build",
@@ -324,8 +294,7 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collectio
     if spec.require_hashes and bare:
         raise ResolveError(
             f"{spec.require_hashes} requires a hash of every file, also of those that others need",
-            hint="write all packages with their hashes, for example with `uv pip compile "
-            "--generate-hashes`",
+            hint="write all packages with hashes, as `uv pip compile --generate-hashes` does",
             context=[f"{f.name}=={f.version} has no hash in the requirements" for f in bare],
         )
 

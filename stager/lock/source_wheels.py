@@ -1,8 +1,4 @@
-"""Building local projects, sdists and version-controlled requirements into wheels.
-
-Each is built once for every content it has: the wheel is kept in the offline root under the
-digest of its source, and used again until the source changes.
-"""
+"""Building sources into wheels, each kept in the offline root under its source's digest."""
 
 from __future__ import annotations
 
@@ -34,28 +30,19 @@ def pin_source(
     source: SourceRequirement, pins: Sequence[GitPin], pip: Pip
 ) -> tuple[SourceRequirement, GitPin | None]:
     """Return a source from git at a commit, and its pin; another source as it is, with None."""
-    url, revision, subdirectory = _split_git_url(source.requirement)
-    pin = GitPin(
-        name="",
-        url=strip_credentials(url),
-        revision=revision,
-        commit=revision,
-        subdirectory=subdirectory,
-    )
-    commit = _find_commit(url, pin, pins, pip) if url else ""
-    if not commit:
+    name, at, place = source.requirement.rpartition(" @ ")
+    if not place.startswith("git+"):
         return source, None
-    pin = replace(pin, commit=commit)
-    name, at, _ = source.requirement.partition(" @ ")
-    requirement = f"{name + at if at else ''}git+{url}@{commit}{pin.fragment}"
-    chosen = replace(
-        source, requirement=requirement, label=pin.label, digest=pin.digest, moving=False
-    )
-    return chosen, pin
+    url, pin = _split_git_url(place.removeprefix("git+"))
+    pin = replace(pin, commit=_find_commit(url, pin, pins, pip))
+    if not pin.commit:
+        return source, None
+    line = f"{name}{at}git+{url}@{pin.commit}{pin.fragment}"
+    return replace(source, requirement=line, label=pin.label, digest=pin.digest, moving=False), pin
 
 
 def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str:
-    """Return a revision's commit, the pinned one if any; empty offline, or if git lists none."""
+    # Empty offline, or if git lists none.
     if _COMMIT.fullmatch(pin.revision):
         return pin.revision
     for earlier in pins:
@@ -71,19 +58,17 @@ def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str
     return next((known[ref] for ref in refs if ref in known), "")
 
 
-def _split_git_url(requirement: str) -> tuple[str, str, str]:
-    """Return repository, revision and folder of a source from git; empty texts for another."""
-    place = requirement.rpartition(" @ ")[2]
-    if not place.startswith("git+"):
-        return "", "", ""
-    place, _, fragment = place.removeprefix("git+").partition("#")
+def _split_git_url(place: str) -> tuple[str, GitPin]:
+    place, _, fragment = place.partition("#")
     scheme, _, rest = place.partition("://")
     path, at, revision = rest.rpartition("@")
     if not at or "/" not in path:  # the name of a user, and no revision
         path, revision = rest, ""
-    folders = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
-    folder = folders[0].partition("=")[2] if folders else ""
-    return f"{scheme}://{path}", revision, folder
+    url = f"{scheme}://{path}"
+    bare = strip_credentials(url)
+    folder = dict(part.partition("=")[::2] for part in fragment.split("&")).get("subdirectory", "")
+    pin = GitPin(name="", url=bare, revision=revision, commit=revision, subdirectory=folder)
+    return url, pin
 
 
 def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
@@ -93,15 +78,11 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
         wheel = find_fitting_wheel(keep, pip.target)
         if wheel:
             return wheel
-    folder = Path(source.requirement)
-    if folder.is_absolute() and folder.is_dir():
+    place = Path(source.requirement)
+    if place.is_absolute() and place.is_dir():
         # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
-        work = pip.scratch / f"source-{source.digest[:12]}"
-        line = build_source.copy_to_build(folder, work).as_uri()
-    elif folder.is_absolute():
-        line = folder.as_uri()
-    else:
-        line = source.requirement
+        place = build_source.copy_to_build(place, pip.scratch / f"source-{source.digest[:12]}")
+    line = place.as_uri() if place.is_absolute() else source.requirement
     return build_line(line, keep, store, pip)
 
 
@@ -174,8 +155,7 @@ class SourceBuilder:
 
     def __init__(self, store: Store, pip: Pip, root: Path) -> None:
         self.store, self.pip, self.root = store, pip, root
-        self.built: list[tuple[str, str]] = []
-        """File names of wheels, and their sources' labels."""
+        self.built: list[tuple[str, str]] = []  # file names of wheels, and their sources' labels
         self.git: list[GitPin] = []
 
     def build_all(
@@ -228,10 +208,8 @@ class SourceBuilder:
         try:
             wheel = build(source, self.store, self.pip)
         except ResolveError as exc:
-            raise ResolveError(
-                f"{package.name}: {exc.message}",
-                hint="`pip wheel --no-deps` on its source shows the full output",
-                context=[source.label],
-            ) from exc
+            hint = "`pip wheel --no-deps` on its source shows the full output"
+            message = f"{package.name}: {exc.message}"
+            raise ResolveError(message, hint=hint, context=[source.label]) from exc
         self.built.append((wheel.name, source.label))
         return ResolvedFile(filename=wheel.name, path=wheel)

@@ -1,10 +1,6 @@
-"""The spec: every requirement of ``[environment]``, read and put in one form.
+"""The spec: every requirement of ``[environment]`` (docs/settings.md), read and put in one form.
 
-docs/settings.md lists what an entry of ``environment.requirements`` may be. Folders, sdist files
-and everything from version control are *sources*: they are built into wheels before anything is
-resolved, since no index has them. A bare name that is a file's is refused
-(:mod:`stager.config.foreign_files`), and so are settings that would be left out in silence
-(:mod:`stager.lock.requirements`).
+Folders, sdists and repositories are *sources*, built into wheels before anything is resolved.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from .build_source import (
     SourceRequirement,
     digest_content,
     is_folder,
-    list_prebuilt,
+    list_distributions,
 )
 from .indexes import (
     Indexes,
@@ -61,10 +57,8 @@ from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
-_CONDA_LINE = re.compile(r"[\w.-]+=\d[^=\s]*(=\S+)?\s*$")
-"""A line of `conda list --export`: package, version, build."""
-_INLINE = "environment.requirements"
-"""Origin of a requirement that is written in the settings themselves."""
+_CONDA_LINE = re.compile(r"[\w.-]+=\d[^=\s]*(=\S+)?\s*$")  # of `conda list --export`
+_INLINE = "environment.requirements"  # as a place, in messages
 _SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 _ARCHIVES = (".whl", *_SDIST_ENDINGS)
 _LINE = re.compile(
@@ -139,7 +133,7 @@ class SpecReader:
             )
 
     def _choose_project(self, projects: Sequence[UvProject]) -> None:
-        self.uv_project = projects[0] if projects else None
+        self.uv_project = next(iter(projects), None)
         if len(projects) > 1:
             keys = "; ".join(key for project in projects for key in project.keys)
             self.problems.append(
@@ -150,16 +144,16 @@ class SpecReader:
     def _read_entry(self, entry: str) -> None:
         path = self.root / expand_user(entry)
         project = None if entry.startswith("-") else parse_entry(entry, self.root)
+        block = None
         if _SCRIPT.fullmatch(entry):
             try:
                 block = inline_script.read_block(path)
             except ConfigError as exc:
                 self.problems.append(f"{_INLINE}: {exc.message}")
                 block = {}
-            if block is not None:
-                self._read_script(path, block)
-                return
-        if project is not None:
+        if block is not None:
+            self._read_script(path, block)
+        elif project is not None:
             PyprojectReader(project, self.lines).read()
         else:
             self._read_text(entry, _INLINE, constraint=False)
@@ -178,7 +172,6 @@ class SpecReader:
             self.lines.lines.append(line)
 
     def _read_script(self, script: Path, block: toml.Table) -> None:
-        """Read a script, or its lock if the script is the only entry in the settings."""
         lock = uv_project.read_script_lock(script, block)
         if lock and len(self.environment.requirements) == 1 and not self.environment.constraints:
             self.uv_lock = lock
@@ -202,9 +195,9 @@ class SpecReader:
     @property
     def indexes(self) -> Indexes:
         """The places of requirement files and settings; wheels in folders count before sources."""
-        wheels = list_prebuilt(self.environment.find_links)
+        wheels, _ = list_distributions(self.environment.find_links)
         named = map(canonicalize_name, self.environment.no_build_isolation)
-        only = tuple(sorted(wheels & ({*named} | NEED_NVCC)))
+        only = tuple(sorted(wheels & {*named, *NEED_NVCC}))
         own = Indexes(find_links=self.environment.find_links, only_binary=only)
         return self.lines.indexes.merge(own)
 
@@ -216,18 +209,17 @@ class SpecReader:
         return next(asking, self.lines.require_hashes)
 
     def _add_line(self, line: RequirementLine) -> None:
-        asked = "" if line.constraint else self.require_hashes
+        asked = self.require_hashes
         try:
             line = replace(line, hashes=read_hashes(line))
             self._sort(line)
-            if asked and not line.hashes:
+            if asked and not (line.constraint or line.hashes):
                 shown = strip_url_secrets(line.text)
                 raise ValueError(f"{shown} has no --hash=sha256:..., which {asked} requires")
         except ValueError as exc:
             self.problems.append(f"{line.origin}: {exc}")
 
     def _sort(self, line: RequirementLine) -> None:
-        """Add a line where it belongs; ValueError says what is wrong with it."""
         if not (line.metadata or _is_archive(line)):
             problem = foreign_files.explain_misread(line.text, (line.base, self.root))
             if problem:
@@ -244,12 +236,10 @@ class SpecReader:
         elif parsed.url and not line.by_uv:
             self._add_place(parsed, line)
         else:
-            if line.by_uv:
-                parsed.url = None  # uv reads the place from the file
+            parsed.url = None  # if it has one, uv reads it from the file
             self.requirements.append(self._allow_hashes(parsed, line))
 
     def _allow_hashes(self, parsed: Requirement, line: RequirementLine) -> str:
-        """Note which files may be installed for a package; return its requirement."""
         if line.hashes:
             name = canonicalize_name(parsed.name)
             self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
@@ -271,11 +261,10 @@ class SpecReader:
             self._add_path(parsed, line, text)
 
     def _add_path(self, parsed: Requirement, line: RequirementLine, text: str) -> None:
-        # pip and uv start at the working directory, which is the project's folder; in the metadata
-        # of a project, at that project.
+        # As pip and uv, which start at the working directory, or at the project with the metadata.
         bases = (line.base, self.root) if line.metadata else (self.root, line.base)
         path, place = find_path(text, bases), parsed.url or ""
-        problem = _check_path(path, place) or _compare_hashes(path, place, line.hashes)
+        problem = _check_path(path, place, line.hashes)
         if problem:
             raise ValueError(problem)
         if path.suffix == ".whl" and path.is_file():
@@ -284,7 +273,7 @@ class SpecReader:
             return
         if (path / "pyproject.toml").is_file():
             self._read_build_settings(parsed, path / "pyproject.toml")
-        label, digest = shorten_path(path, self.root), self._digest(path)
+        label, digest = shorten_path(path, self.root), digest_content(path, skip=self.skipped)
         source = SourceRequirement(requirement=str(path), label=label, digest=digest)
         self._add_source(parsed, source)
 
@@ -293,7 +282,6 @@ class SpecReader:
         self.sources.append(replace(source, suffix=suffix, marker=marker))
 
     def _read_build_settings(self, parsed: Requirement, file: Path) -> None:
-        """Report settings that a build ignores; leave a project with uv-only settings to uv."""
         try:
             data = toml.read(file)
         except ConfigError as exc:
@@ -302,9 +290,6 @@ class SpecReader:
         project = UvProject(file=file, document=data, extras=extras)
         self.problems += list_faults(project, self.lines.target, self.root)
         self.lines.leave_to_uv(project, None)
-
-    def _digest(self, path: Path) -> Digest:
-        return digest_content(path, skip=self.skipped)
 
     def _add_url(self, parsed: Requirement, line: RequirementLine, parts: SplitResult) -> None:
         url, hashes = parsed.url or "", line.hashes
@@ -358,9 +343,8 @@ class SpecReader:
         for key, used in (("uv-lock", self.uv_lock), ("uv-project", self.uv_project)):
             if used is not None:
                 places = [
-                    [os.path.relpath(path, self.root), self._digest(path)]
-                    for path in used.local_sources()
-                    if path.exists()
+                    [os.path.relpath(path, self.root), digest_content(path, skip=self.skipped)]
+                    for path in filter(Path.exists, used.local_sources())
                 ]
                 content[key] = [used.identity(self.root), places]
         return Digest.of(canonical_json(content))
@@ -370,7 +354,6 @@ class SpecReader:
 
 
 def _parse_line(line: RequirementLine) -> Requirement:
-    """Return a package, or a place, which has a URL and may lack a name; or InvalidRequirement."""
     if not _is_archive(line):
         try:
             return Requirement(line.text)
@@ -382,42 +365,32 @@ def _parse_line(line: RequirementLine) -> Requirement:
     match = _LINE.fullmatch(line.text)
     if match is None:
         raise InvalidRequirement("neither a requirement nor a path")
-    extras, marker = match.group("extras", "marker")
-    parsed = Requirement(f"unnamed[{extras or ''}]" + (f" ; {marker}" if marker else ""))
+    marker = f" ; {match['marker']}" if match["marker"] else ""
+    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{marker}")
     parsed.name, parsed.url = "", match["place"].strip()
     return parsed
 
 
 def _is_archive(line: RequirementLine) -> bool:
-    """Return whether a line is nothing but the name of a wheel or an sdist."""
     names_file = not (line.constraint or line.metadata)
     return names_file and foreign_files.parse_bare_name(line.text).endswith(_ARCHIVES)
 
 
-def _check_path(path: Path, place: str) -> str:
+def _check_path(path: Path, place: str, hashes: Sequence[str]) -> str:
     if not path.exists():  # `pip freeze` writes where conda built a package
         versions = "; `pip list --format=freeze` writes versions in place of such paths"
-        return f"no such file or folder: {place}{versions if place.startswith('file:') else ''}"
+        return f"no such file or folder: {place}{versions * place.startswith('file:')}"
     if path.is_dir():
-        if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
-            return ""
-        return (
-            f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
-            "ship plain folders as [project] or [assets] paths"
-        )
+        if {"pyproject.toml", "setup.py"}.isdisjoint(file.name for file in path.iterdir()):
+            return (
+                f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
+                "ship plain folders as [project] or [assets] paths"
+            )
+        wrong = "is a folder, which has no sha256; build a wheel of it and name that"
+        return f"{place} {wrong}" if hashes else ""
     if not (path.is_file() and path.name.endswith(_ARCHIVES)):
-        remedy = foreign_files.make_remedy(path.name)
-        return f"{place} is neither a wheel nor an sdist; {remedy}"
-    return ""
-
-
-def _compare_hashes(path: Path, place: str, hashes: Sequence[str]) -> str:
-    if not hashes:
-        return ""
-    if path.is_dir():
-        return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
-    digest = digest_file(path)
-    if digest in hashes:
+        return f"{place} is neither a wheel nor an sdist; {foreign_files.make_remedy(path.name)}"
+    if not hashes or (digest := digest_file(path)) in hashes:
         return ""
     return f"{place}: its sha256 is {digest}, which is not among the hashes given"
 
@@ -435,32 +408,22 @@ class Spec:
     """All that determines a lock, read from disk."""
 
     root: Path
-    requirements: tuple[str, ...]
-    """PEP 508 requirements, normalised, each once, in the order they were read."""
+    requirements: tuple[str, ...]  # PEP 508, normalised, each once, in order
     constraints: tuple[str, ...]
     target: Target
-    torch_backend: str | None
-    """Name of the PyTorch index to add; None for none, ``auto`` for one by the drivers."""
+    torch_backend: str | None  # PyTorch's index to add; ``auto`` for one by the drivers
     local_projects: tuple[SourceRequirement, ...]
     indexes: Indexes
-    hashes: Mapping[str, tuple[str, ...]]
-    """The sha256 of each file that may be installed, for each package that has hashes."""
-    require_hashes: str
-    """What asks for a hash of every file, a line or a variable; empty for nothing."""
-    pylock: Path | None
-    """A lock that the user supplied; then there are no requirements."""
+    hashes: Mapping[str, tuple[str, ...]]  # sha256 of each file that may be installed, by package
+    require_hashes: str  # the line or variable that requires hashes; empty for none
+    pylock: Path | None  # a lock that the user supplied; then there are no requirements
     uv_lock: UvLock | None
-    uv_project: UvProject | None
-    """The project whose settings only uv honours, where there is one."""
+    uv_project: UvProject | None  # the project whose settings only uv honours, where there is one
     index_strategy: str | None
-    digest: Digest
-    """Covers everything above except paths on this machine, and the content of local folders."""
-    builds: BuildSettings
-    """What builds from source are given; does not affect the lock."""
-    prune: tuple[str, ...]
-    """Kinds of files left out of the wheels' layers; does not affect the lock."""
-    remarks: tuple[str, ...]
-    """What a person should know about the requirements, a line each; does not affect the lock."""
+    digest: Digest  # of all above, without paths of this machine, and of local folders
+    builds: BuildSettings  # what builds from source are given; does not affect the lock
+    prune: tuple[str, ...]  # does not affect the lock
+    remarks: tuple[str, ...]  # for the user, a line each; do not affect the lock
 
     @property
     def all_indexes(self) -> Indexes:

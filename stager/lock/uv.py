@@ -1,20 +1,13 @@
-"""Resolving with ``uv pip compile``, which can do so for any Python and platform.
+"""Resolving with ``uv pip compile``, for any Python and platform.
 
-uv does not read pip's configuration, so indexes are passed to it. It stops at the first index with
-a package's name, where pip takes the best version over all: a stranger's package of that name on
-another index is never taken. ``environment.index-strategy`` says otherwise.
-
-The user's settings of uv (``~/.config/uv/uv.toml``, ``UV_EXCLUDE_NEWER``, indexes) hold, as always
-with uv. So do those of a project that is named in the requirements (:mod:`stager.lock.uv_project`),
-but not those of one that the folder uv works in happens to lie below.
+uv gets pip's indexes, and stops at the first that has a package's name: a stranger's package on
+another one is not taken. The user's settings of uv hold, and those of a named project.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,13 +30,7 @@ from .indexes import (
     resolve_place_variables,
     write_lines,
 )
-from .pip import (
-    HOUR,
-    ResolvedFile,
-    is_unreachable,
-    keep_end,
-    unreachable_index_error,
-)
+from .pip import HOUR, ResolvedFile, is_unreachable, keep_end, unreachable_index_error
 from .pylock import drop_other_files, parse_pylock, select
 from .resolver import NoSolution, ResolveRequest, UnavailablePackage, find_names
 from .uv_project import UvLock
@@ -53,31 +40,25 @@ _GLIBC = (17, 28, *range(31, 41))
 _NO_WHEEL = re.compile(
     r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
-_REDIRECTING = (
+_REDIRECTING = (  # these make uv lock something else
     *("UV_EXCLUDE", "UV_OVERRIDE", "UV_PRERELEASE", "UV_PROJECT"),
     *("UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_WORKING_DIR"),
 )
-"""Variables that make uv lock something else than what the project asks for."""
 ANSWER = "pylock.toml"  # the file that uv writes its answer to, in the scratch folder
+_COMMON = (
+    *("--format", "pylock.toml", "--no-header", "--color", "never", "--quiet", "--no-progress"),
+    *("--python", sys.executable),  # a .python-version may name one that is not here
+)
 _FIRST_INDEX = re.compile(
     r"`?([\w.-]+?)`? was found on (\S+), but not at the requested version .*?"
     r"on a subsequent index \(e\.g\., (\S+?)\)"
 )
-"""uv's hint that another index, which does not count, may have what is asked for."""
 _UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
 def require_uv() -> list[str]:
-    """Return the command of uv: of this environment, else on PATH."""
-    if importlib.util.find_spec("uv"):
-        return [sys.executable, "-m", "uv"]
-    path = shutil.which("uv")
-    if path is None:
-        raise ResolveError(
-            "uv is not installed",
-            hint="install stager again, which brings it, or use --resolver pip-tools",
-        )
-    return [path]
+    """Return the command of uv, which an installation of stager brings."""
+    return [sys.executable, "-m", "uv"]
 
 
 def solve(request: ResolveRequest) -> list[ResolvedFile]:
@@ -89,9 +70,8 @@ def solve(request: ResolveRequest) -> list[ResolvedFile]:
     # uv does not keep the commits of branches: those that have another one now are overridden.
     moved = _find_moved_pins(request)
     if moved:
-        commits = write_lines(
-            request.pip.scratch / "commits.txt", [f"{pin.name} @ {pin.label}" for pin in moved]
-        )
+        lines = [f"{pin.name} @ {pin.label}" for pin in moved]
+        commits = write_lines(request.pip.scratch / "commits.txt", lines)
         done = _compile(request, [*target, "--overrides", commits])
         if done.returncode != 0:  # a commit is gone, for example
             moved = []
@@ -156,27 +136,18 @@ def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
 
 
 def _all_unavailable(request: ResolveRequest, output: str) -> list[UnavailablePackage]:
-    """Return every package without a file for the target, not only where uv stopped.
-
-    Resolved for every platform at once, nothing is left out for want of a wheel, and the
-    selection shows what is missing.
-    """
+    """Return every package without a file for the target: uv stops at the first."""
     names = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(output)}
-    if not names:
-        return []
-    version = request.spec.target.environment()["python_full_version"]
-    done = _compile(request, ["--universal", "--python-version", version])
-    if done.returncode == 0:
-        _, unavailable = _select_files(request)
-        if unavailable:
-            return unavailable
-    return [UnavailablePackage(requirement=name) for name in sorted(names)]
+    unavailable: list[UnavailablePackage] = []
+    if names:  # for every platform at once, nothing is left out for want of a wheel
+        version = request.spec.target.environment()["python_full_version"]
+        done = _compile(request, ["--universal", "--python-version", version])
+        unavailable = [] if done.returncode else _select_files(request)[1]
+    return unavailable or [UnavailablePackage(requirement=name) for name in sorted(names)]
 
 
 def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
-    argv = ["pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
-    argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
-    argv += ["--python", sys.executable]
+    argv = ["pip", "compile", *_COMMON, "--generate-hashes", "--no-annotate"]
     if request.spec.uv_project:
         argv += request.spec.uv_project.arguments(request.pip.scratch)
     if request.pip.offline:
@@ -203,8 +174,7 @@ def _refuse_redirection() -> None:
     names = [name for name in _REDIRECTING if os.environ.get(name)]
     if names:
         raise ResolveError(
-            f"{', '.join(names)}: set in the environment, so uv would lock something other than "
-            "what the project asks for",
+            f"{', '.join(names)}: set in the environment, so uv would lock something else",
             hint="unset it; limit versions with environment.constraints, choose PyTorch's index "
             "with environment.torch-backend, allow pre-releases with --pre in a requirement file",
         )
@@ -243,7 +213,6 @@ def _read(request: ResolveRequest) -> tuple[Pylock, list[UnavailablePackage]]:
 def _select_files(
     request: ResolveRequest, kept: Sequence[GitPin] = ()
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
-    """Return each package's file, and packages without one; restore the branches of ``kept``."""
     lock, empty = _read(request)
     revisions = {pin.name: pin.revision or None for pin in kept}
     packages = [
@@ -252,12 +221,9 @@ def _select_files(
         else replace(package, vcs=replace(package.vcs, requested_revision=revisions[package.name]))
         for package in lock.packages
     ]
+    lock, base = replace(lock, packages=packages), request.pip.scratch
     files, unavailable = select(
-        replace(lock, packages=packages),
-        request.spec.target,
-        base=request.pip.scratch,
-        source="uv's answer",
-        build=request.build,
+        lock, request.spec.target, base=base, source="uv's answer", build=request.build
     )
     return files, [*empty, *unavailable]
 
@@ -284,17 +250,15 @@ def _describe_failure(output: str) -> ResolveError:
 
 def export(lock: UvLock, request: ResolveRequest) -> toml.Table:
     """Return a uv.lock in the standard's form; its relative paths start at the scratch folder."""
-    answer = request.pip.scratch / "pylock.uv.toml"
+    scratch, env = request.pip.scratch, {"UV_PYTHON_DOWNLOADS": "never"}
+    answer = scratch / "pylock.uv.toml"
     start = [*require_uv(), *_list_export_arguments(lock, request), "-o", str(answer)]
 
     def ask(check: str) -> CompletedCommand:
-        env = {"UV_PYTHON_DOWNLOADS": "never"}
-        return request.pip.run(
-            [*start, check], timeout=HOUR, env=env, cwd=request.pip.scratch, check=False
-        )
+        return request.pip.run([*start, check], timeout=HOUR, env=env, cwd=scratch, check=False)
 
-    done = ask("--locked")  # refuses a stale lock
-    # uv may lack a Python or build requirements, without which it cannot check.
+    done = ask("--locked")
+    # Without a Python or build requirements, uv cannot check if the lock is stale.
     may_be_unchecked = request.pip.offline or not request.spec.target.is_host_python
     if done.returncode != 0 and may_be_unchecked and not _is_stale(done.stderr, request):
         done = ask("--frozen")
@@ -304,17 +268,13 @@ def export(lock: UvLock, request: ResolveRequest) -> toml.Table:
 
 
 def _is_stale(output: str, request: ResolveRequest) -> bool:
-    """Recognize a stale lock in uv's output: offline, uv resolves only then, and fails."""
-    return "needs to be updated" in output or (
-        request.pip.offline and "No solution found" in output
-    )
+    # Offline, uv resolves only where the lock is stale, and fails.
+    unsolved = request.pip.offline and "No solution found" in output
+    return "needs to be updated" in output or unsolved
 
 
 def _list_export_arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
-    argv = ["export", "--format", "pylock.toml", "--no-editable"]
-    # A .python-version may name one that is not here, and the lock is for all.
-    argv += ["--python", sys.executable]
-    argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
+    argv = ["export", *_COMMON, "--no-editable"]
     if request.pip.offline:
         argv.append("--offline")
     project = lock.project
@@ -343,7 +303,6 @@ def _export_failure(lock: UvLock, request: ResolveRequest, output: str) -> Resol
         return unreachable_index_error(output)
     return ResolveError(
         f"uv cannot read {lock.file}",
-        hint=f"`{lock.command}` makes it again; one that a newer uv wrote needs that "
-        "(`pip install -U uv`)",
+        hint=f"`{lock.command}` makes it again; one of a newer uv needs `pip install -U uv`",
         context=[keep_end(output.replace("error:", ""))],
     )

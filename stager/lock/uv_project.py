@@ -1,8 +1,6 @@
-"""Projects with settings that only uv honours: uv itself reads them when it resolves.
+"""Projects with settings that only uv honours: uv reads the file itself, from where it lies.
 
-``[tool.uv.sources]``, indexes, overrides and constraints of a ``pyproject.toml`` mean what uv takes
-them to mean, so the file is handed to ``uv pip compile`` as it is, from where it lies. A script's
-block (PEP 723) is written as a project first: of a script, uv reads no sources (0.13).
+A script's block (PEP 723) is written as a project: of a script, uv reads no sources (0.13).
 """
 
 from __future__ import annotations
@@ -30,38 +28,29 @@ from .indexes import expand_user, list_names, shorten_path, write_lines
 
 # --- The settings of uv that hold for a project: those in it, beside it and in its workspace -----
 
-# uv reads them itself. Here they are looked at for what cannot be honoured, for the digest of a
-# spec, and for the indexes that wheels are fetched from.
+# uv reads them; here they matter for refusals, a spec's digest, and the indexes of wheels.
 
-_KEYS = (
+_KEYS = (  # of ``[tool.uv]`` and ``uv.toml``, that can change what is installed
     *("constraint-dependencies", "dependency-metadata", "exclude-dependencies", "exclude-newer"),
     *("exclude-newer-package", "extra-index-url", "find-links", "fork-strategy", "index"),
     *("index-strategy", "index-url", "no-binary", "no-binary-package", "no-build"),
     *("no-build-package", "no-index", "no-sources", "no-sources-package"),
     *("override-dependencies", "pip", "prerelease", "resolution", "sources", "torch-backend"),
 )
-"""Keys of ``[tool.uv]`` and of ``uv.toml`` that can change what is installed."""
-
 _REFUSED = {
     "pip": "what stands there is for uv's own commands; move indexes and the like to [tool.uv]",
     "torch-backend": "set environment.torch-backend in stager's settings instead",
 }
-"""Keys that are not handed to uv, and the remedy for each."""
 _UV_TOML = "uv.toml"
-_PROJECT_KEYS = (
+_PROJECT_KEYS = (  # of ``[project]``, that a ``uv.lock`` depends on
     *("dependencies", "dynamic", "name", "optional-dependencies", "requires-python", "version"),
 )
-"""Keys of ``[project]`` that a ``uv.lock`` depends on."""
 
 Tables = Mapping[Path, toml.Table]  # the tables with settings of uv, by the file they stand in
 
 
 def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> tuple[str, ...]:
-    """Return the settings that change what is installed, each with its file, as messages name them.
-
-    A source of a package that is not ``requested`` (normalised names) does not matter, nor does an
-    explicit index without a source; None where the requested ones are not known.
-    """
+    """Return the settings that change what is installed, for ``requested`` packages or any."""
     keys = []
     for path, settings in tables.items():
         sources = {canonicalize_name(one) for one in toml.get_table(settings, "sources")}
@@ -115,8 +104,7 @@ def _list_overridden(settings: toml.Table) -> set[NormalizedName]:
     return names
 
 
-def find_workspace(path: Path) -> Path | None:
-    """Return the nearest ``pyproject.toml`` above a project that declares a workspace of uv."""
+def _find_workspace(path: Path) -> Path | None:
     for folder in path.absolute().parent.parents:
         file = folder / "pyproject.toml"
         if not os.access(file, os.R_OK) or not file.is_file():
@@ -127,7 +115,6 @@ def find_workspace(path: Path) -> Path | None:
 
 
 def _list_members(root: Path) -> set[Path]:
-    """Return the folders of a workspace's members; one that uv refuses may be among them."""
     workspace = toml.get_table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
 
     def find(key: str) -> Iterator[Path]:
@@ -163,7 +150,6 @@ def read(path: Path) -> toml.Table:
 
 
 def _make_json(value: Sequence[object]) -> list[object]:
-    """Return values of a document as JSON can have them: TOML has times, JSON has not."""
     return list(json.loads(json.dumps(value, default=str)))
 
 
@@ -177,16 +163,13 @@ class UvProject:
     """The part of a project or a script that is asked for, with the settings of uv that hold."""
 
     file: Path
-    document: toml.Table
-    """The file, or a project in place of a script's block."""
-    keys: tuple[str, ...] = ()
-    """The settings that only uv honours, with their file, as messages name them."""
+    document: toml.Table  # the file, or a project in place of a script's block
+    keys: tuple[str, ...] = ()  # settings that only uv honours, with their file
     requirements: tuple[str, ...] = ()
     dependencies: bool = True
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-    """Its own name where it refers to itself: uv would look for that in an index."""
+    excluded: tuple[str, ...] = ()  # its own name where it refers to itself
 
     @property
     def is_script(self) -> bool:
@@ -197,12 +180,10 @@ class UvProject:
     def tables(self) -> Tables:
         """All settings of uv that hold: its own; a project's beside it and of its workspace."""
         tables = {self.file: toml.get_table(self.document, "tool", "uv")}
-        if self.is_script:
-            return tables
-        beside, workspace = self.file.with_name(_UV_TOML), find_workspace(self.file)
-        if beside.is_file():
+        beside, workspace = self.file.with_name(_UV_TOML), _find_workspace(self.file)
+        if beside.is_file() and not self.is_script:
             tables[beside] = toml.read(beside)
-        if workspace:
+        if workspace and not self.is_script:
             tables[workspace] = toml.get_table(toml.read(workspace), "tool", "uv")
         return tables
 
@@ -307,22 +288,19 @@ def _make_absolute(value: object, key: str, folder: Path) -> object:
 
 
 def _local_sources(file: Path, document: toml.Table) -> Iterator[Path]:
-    root = find_workspace(file) or file
+    root = _find_workspace(file) or file
     for place in dict.fromkeys((file, root)):
         content = document if place == file else read(place)
         for name, source in toml.get_table(content, "tool", "uv", "sources").items():
             for choice in source if isinstance(source, list) else [source]:
-                if not isinstance(choice, Mapping):
-                    continue
-                path = choice.get("path")
-                if isinstance(path, str):
-                    yield Path(os.path.normpath(place.parent / path))
-                elif choice.get("workspace"):
-                    yield from _find_members(canonicalize_name(name), root.parent)
-
-
-def _find_members(name: str, workspace: Path) -> list[Path]:
-    return [member for member in sorted(_list_members(workspace)) if _read_name(member) == name]
+                match choice:
+                    case {"path": str(path)}:
+                        yield Path(os.path.normpath(place.parent / path))
+                    case {"workspace": True}:
+                        members = sorted(_list_members(root.parent))
+                        yield from (
+                            one for one in members if _read_name(one) == canonicalize_name(name)
+                        )
 
 
 def _read_name(folder: Path) -> str:
@@ -331,9 +309,6 @@ def _read_name(folder: Path) -> str:
 
 
 # --- The part of a ``uv.lock`` that a project takes; :mod:`stager.lock.uv` reads it -------
-
-# Several entries may name parts of the same lock. A script (PEP 723) that was locked with ``uv lock
-# --script`` has its lock beside it, and is alone.
 
 NAME = "uv.lock"
 
@@ -344,8 +319,7 @@ class UvLock:
 
     file: Path
     project: UvProject
-    itself: bool = False
-    """True if the project itself is installed as well."""
+    itself: bool = False  # True if the project itself is installed as well
 
     @property
     def command(self) -> str:

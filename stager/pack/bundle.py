@@ -1,8 +1,4 @@
-"""Joining layers, the far side's program and a decompressor into a bundle.
-
-The file in the offline root is thin (:mod:`bundle.format.manifest`): an edit of a project writes a
-few megabytes, whatever the size of the bundle.
-"""
+"""Joining layers, the node program and a decompressor into a thin bundle in the offline root."""
 
 from __future__ import annotations
 
@@ -54,8 +50,7 @@ _PIECE = 1 << 20  # bytes that are read and hashed at a time: they stay in the p
 
 
 @contextmanager
-def open_stored_layer(store: Store, layer: Layer) -> Iterator[BufferedReader]:
-    """Open a layer of the store; one that is found damaged inside the block is removed."""
+def _open_stored_layer(store: Store, layer: Layer) -> Iterator[BufferedReader]:
     path = store.layer(layer.id)
     try:
         with open_regular(path) as handle:
@@ -71,7 +66,7 @@ def open_stored_layer(store: Store, layer: Layer) -> Iterator[BufferedReader]:
 
 def read_stored_head(store: Store, layer: Layer) -> tuple[bytes, Index]:
     """Return the head of a layer in the store, and the index in it."""
-    with open_stored_layer(store, layer) as handle:
+    with _open_stored_layer(store, layer) as handle:
         head = handle.read(layer.head_size)
         if Digest.of(head) != layer.head:
             raise LayerError("its index has changed on disk")
@@ -80,9 +75,9 @@ def read_stored_head(store: Store, layer: Layer) -> tuple[bytes, Index]:
 
 @contextmanager
 def open_stored_tar(store: Store, layer: Layer) -> Iterator[LayerTar]:
-    """Open the files in a layer of the store, see :func:`open_stored_layer`."""
+    """Open the files in a layer of the store; one that is damaged is removed."""
     _, index = read_stored_head(store, layer)
-    with open_stored_layer(store, layer) as handle:
+    with _open_stored_layer(store, layer) as handle:
 
         def read(place: int, frame: Frame) -> bytes:
             handle.seek(place)
@@ -94,7 +89,7 @@ def open_stored_tar(store: Store, layer: Layer) -> Iterator[LayerTar]:
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
     """Read all frames of a layer, and compare their digests."""
     buffer = memoryview(bytearray(_PIECE))
-    with open_stored_layer(store, layer) as handle:
+    with _open_stored_layer(store, layer) as handle:
         handle.seek(layer.head_size)
         for frame in index.frames:
             digest, left = hashlib.sha256(), frame.size
@@ -109,9 +104,7 @@ def check_frames(store: Store, layer: Layer, index: Index) -> None:
 
 # --- The C library that wheels need: what their tags promise, and what their files ask for -------
 
-# A tag is what a publisher says. The dynamic loader reads the shared libraries themselves, and
-# refuses one that needs a version of glibc that is not there (``.gnu.version_r``). So both count,
-# as in ``auditwheel``.
+# A tag is what a publisher says, the loader reads ``.gnu.version_r``: both count, as in auditwheel.
 
 FILE_NAME = "shared-libraries.json"
 _LIBRARY = re.compile(r"\.so(\.[^/]+)?$")
@@ -140,11 +133,7 @@ class _Libraries(NamedTuple):
         return self.major, self.minor
 
 
-def read_tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
-    """Return the oldest C library that a wheel runs with, by its best tag.
-
-    A wheel tagged plainly ``linux_...`` was built here, against this machine's ``newest`` library.
-    """
+def _read_tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
     versions = []
     for tag in parse_wheel_filename(wheel.path.name)[3]:
         version = newest if tag.platform.startswith("linux_") else libc_version(tag.platform)
@@ -161,15 +150,11 @@ def list_file_needs(
     target: Target,
     note: Callable[[str], None],
 ) -> tuple[LibcNeed, ...]:
-    """Return the file in each wheel that needs the newest C library.
-
-    Each layer is read once, a few frames of it, and what was found is kept in the store. Programs
-    do not count: that one cannot be started does not keep a module from being imported.
-    """
+    """Return each wheel's file that needs the newest C library; the store keeps the answers."""
     libc, newest = target.libc
     if libc != "glibc":
         return ()
-    tags = {str(wheel.name): read_tag_need(wheel, newest) for wheel in wheels}
+    tags = {str(wheel.name): _read_tag_need(wheel, newest) for wheel in wheels}
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _read_libraries(native, store, target)
     found = [(tags[layer.name].package, libraries[layer.id]) for layer in native]
@@ -186,13 +171,12 @@ def _note_understated(
     note: Callable[[str], None],
 ) -> None:
     promised = max((need.version for need in tags.values()), default=_NONE)
-    for need in needs:
-        if promised < need.version <= newest:
-            tag = tags[need.package.split()[0]]
-            note(
-                f"{need} needs {_glibc(need.version)}, though its tag is {tag.because}: nodes with "
-                "an older one are refused"
-            )
+    for need in (one for one in needs if promised < one.version <= newest):
+        tag = tags[need.package.split()[0]]
+        note(
+            f"{need} needs {_glibc(need.version)}, though its tag is {tag.because}: nodes with "
+            "an older one are refused"
+        )
 
 
 def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
@@ -257,14 +241,12 @@ class Contents:
 
     name: str
     target: Target
-    wheels: tuple[Wheel, ...]
-    """The wheels behind the layers; their tags decide what a node must have."""
+    wheels: tuple[Wheel, ...]  # their tags decide what a node must have
     layers: tuple[Layer, ...]  # the layers, in the order in which they are stored
     decompressor: Wheel | None  # the zstandard wheel for the target; None if its Python has zstd
     packages: tuple[str, ...]
     imports: tuple[str, ...]
-    bundled_glibc: tuple[int, int] | None = None
-    """The oldest glibc that the bundle's own Python runs with; None without one."""
+    bundled_glibc: tuple[int, int] | None = None  # None without a Python of its own
     files: tuple[LibcNeed, ...] = ()
 
 
@@ -330,7 +312,7 @@ def make_requires(
 ) -> Requires:
     """Return the requirements on a node: the newest C library that anything inside needs."""
     libc, newest = target.libc
-    needs = [*files, *(read_tag_need(wheel, newest) for wheel in wheels)]
+    needs = [*files, *(_read_tag_need(wheel, newest) for wheel in wheels)]
     if bundled_glibc is not None:
         own, because = f"Python {target.python}", "which the bundle brings"
         needs.append(LibcNeed(bundled_glibc, own, because))

@@ -30,10 +30,8 @@ from ..core.store import Store, digest_file, to_stamp
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
 LABEL_NAME = "carried.json"  # the first member of a file that ``stager export`` has written
-LOCK_SUFFIX = ".pylock.toml"
-"""The ending of the lock of an imported bundle, see :func:`find_imported_lock`."""
-FOR_BUILDS_SUFFIX = ".for-builds"
-"""The ending of the note that builds may take packages out of an imported bundle."""
+LOCK_SUFFIX = ".pylock.toml"  # see :func:`find_imported_lock`
+FOR_BUILDS_SUFFIX = ".for-builds"  # see :func:`is_for_builds`
 _NAMED = re.compile(rf"-([0-9a-f]{{12}}){re.escape(BUNDLE_SUFFIX)}")
 
 
@@ -47,11 +45,10 @@ class ChosenBundle:
 
 def is_made_here(store: Store, path: Path, key: str) -> bool:
     """Return whether a build of this store has made the bundle of this id."""
-    note = _find_seal(store.root, path)
-    try:
-        return read_text(note).partition("\n")[0].split()[-1:] == [key]
-    except (OSError, UnicodeDecodeError):
-        return False
+    with suppress(OSError, UnicodeDecodeError):
+        sealed = read_text(_find_seal(store.root, path))
+        return sealed.partition("\n")[0].split()[-1:] == [key]
+    return False
 
 
 class Newest(NamedTuple):
@@ -59,18 +56,13 @@ class Newest(NamedTuple):
 
     settings: Path  # the project's settings file
     path: Path
-    id: Digest | None
-    """Its id; None if an older version of stager made it, which did not record the id."""
+    id: Digest
     inputs: Digest  # digest of everything it was made from
 
 
 @contextmanager
 def open_bundle(path: Path, asked: str = "") -> Iterator[BundleFile]:
-    """Open a bundle, with its frame and manifest checked and its id compared with the expected one.
-
-    The id, or its first digits, is that of ``asked``, and that of the file's name, if it has one.
-    A part that turns out to be damaged inside the block is a BundleError, too.
-    """
+    """Open a bundle, its id compared with ``asked`` and its name; damage is a BundleError."""
     try:
         with BundleFile(str(path)) as bundle:
             _refuse_another(path, bundle.manifest.id, asked)
@@ -88,8 +80,7 @@ def _refuse_carried(path: Path) -> None:
     with suppress(OSError), open_regular(path) as handle:
         if handle.read(len(mark)) == mark:
             raise BundleError(
-                f"{path} is a file that `stager export` has written: it carries a bundle, and is "
-                "none itself",
+                f"{path}, which `stager export` wrote, carries a bundle, and is none itself",
                 hint=f"take the bundle out of it, and use that: stager import {path}",
             )
 
@@ -99,14 +90,12 @@ def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
     if not actual.startswith(asked):
         raise BundleError(
             f"{path} is not the bundle that was asked for: its id is {actual}, expected {asked}",
-            hint=f"{_SHOWN}; another id means another build, or a file that was changed on its "
-            "way: name the right file with --bundle, or copy it again",
+            hint=f"{_SHOWN}; name the right file with --bundle, or copy it again",
         )
     if named and not actual.startswith(named[1]):
         raise BundleError(
             f"{path} does not hold the bundle that it is named after: its id is {actual}",
-            hint="another file was copied over it: build it again with `stager build`, or give "
-            "the file the name that matches its id",
+            hint="another file was copied over it: build it again, or name it after its id",
         )
 
 
@@ -114,9 +103,8 @@ def find_by_id(store: Store, asked: str) -> ChosenBundle:
     """Find the bundle of an id, or of 12 or more of its first digits, in the store."""
     paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}{BUNDLE_SUFFIX}"))
     if len(paths) != 1:
-        what = "there is no bundle" if not paths else "there is more than one bundle"
         raise BundleError(
-            f"{what} with the id {asked} in {store.root}",
+            f"{'more than one' if paths else 'no'} bundle in {store.root} has the id {asked}",
             hint=f"name the file with --bundle, for example one that was copied here; {_SHOWN}",
             context=list(map(str, paths)),
         )
@@ -193,17 +181,12 @@ def allow_for_builds(store: Store, bundle: Path, key: str) -> None:
 
 
 def is_for_builds(store: Store, bundle: Path, key: str) -> bool:
-    """Return whether builds may take packages out of a bundle.
-
-    A layer only says which wheel it was made from. It did come from there if this store has built
-    it; else somebody has to be believed.
-    """
+    """Return whether builds may take packages out: it was built here, or its user has said so."""
     if is_made_here(store, bundle, key) and not find_imported_lock(bundle).exists():
         return True
-    try:
+    with suppress(OSError, UnicodeDecodeError):
         return read_text(_find_builds_note(store, bundle)).strip() == key
-    except (OSError, UnicodeDecodeError):
-        return False
+    return False
 
 
 def _find_builds_note(store: Store, bundle: Path) -> Path:
@@ -231,14 +214,10 @@ def list_imported(store: Store) -> list[tuple[str, str]]:
 def read_note(path: Path) -> Newest | None:
     """Read the record of a project's newest bundle; None if it makes no sense; OSError."""
     bundles = path.parents[1] / "bundles"
-    try:
+    with suppress(ValueError):
         match json.loads(read_text(path)):
-            case {"project": str(project), "bundle": str(bundle), "inputs": inputs, **other}:
-                made = other.get("id")
-                key = Digest(str(made)) if made else None
-                return Newest(Path(project), bundles / bundle, key, Digest(inputs))
-    except ValueError:
-        pass
+            case {"project": str(project), "bundle": str(name), "id": str(key), "inputs": inputs}:
+                return Newest(Path(project), bundles / name, Digest(key), Digest(inputs))
     return None
 
 
@@ -282,26 +261,19 @@ def _note(store: Store, project: Path) -> Path:
     return store.projects / f"{Digest.of(str(project.resolve()).encode())[:32]}.json"
 
 
-# --- The note that a bundle is as it was written here, so that it is not read again --------------
-
-# Its first line is of the bundle's file; a thin bundle has one more for each file that it refers
-# to.
+# --- The note that a bundle is as it was written here: a line for it, and for each external file -
 
 
 def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
-    """Return whether a bundle, and what it refers to, has not changed since it was written.
-
-    Reading all of it again would take longer than the rest of a build in which nothing changed.
-    """
-    try:
+    """Return whether a bundle, and what it refers to, has not changed since it was written."""
+    with suppress(OSError, UnicodeDecodeError):
         size = path.stat().st_size
         thin = size == manifest.thin_size
-        lines = _lines(store, path, manifest, thin=thin)
         # In this store: who owns another folder decides what lies beside its bundles.
         sealed = read_text(_find_seal(store.root, path)).splitlines()
+        lines = _lines(store, path, manifest, thin=thin)
         return (thin or size == manifest.size) and lines == sealed
-    except (OSError, UnicodeDecodeError):
-        return False
+    return False
 
 
 def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) -> None:
@@ -341,15 +313,11 @@ def _line(path: Path, key: Digest) -> str:
 
 # --- Marks of bundles that a batch script names, which stay until the script is of no use any more
 
-# A script that was printed or submitted holds the path of its bundle, and may wait in the queue for
-# days while the project goes on. So no rebuild removes such a bundle, and ``clean`` leaves it
-# alone. A mark is an empty file beside the bundle: ``NAME.pkgs.tar.script`` for what was printed,
-# and ``NAME.pkgs.tar.job-4711`` for a job, until its end has been seen. Each counts for 30 days.
-# The bundle of a job with a rank that failed is marked like one of a printed script: the rank may
-# be run again, with the project as it was.
+# No rebuild and no ``clean`` removes such a bundle. A mark is an empty file beside it:
+# ``NAME.pkgs.tar.script`` for a printed script, and for a failed rank that may be run again;
+# ``NAME.pkgs.tar.job-4711`` for a job, until its end has been seen.
 
-DAYS = 30
-"""Days for which a mark counts: no more is known of what was printed, or of a job that is lost."""
+DAYS = 30  # for which a mark counts: no more is known of a lost job
 _SECONDS = DAYS * 86400.0
 _OF_SCRIPT = ".script"
 _OF_JOB = ".job-"
@@ -359,12 +327,10 @@ def mark(store: Store, bundle: Path, job_id: str = "") -> bool:
     """Mark a bundle for a script (no job id: one that was printed); return whether it stays."""
     if bundle.parent != store.root / "bundles":
         return True
-    try:
-        with store.publish(_mark(bundle, job_id)) as partial:
-            partial.touch()
-    except (StagerError, OSError):
-        return False
-    return True
+    with suppress(StagerError, OSError), store.publish(_mark(bundle, job_id)) as partial:
+        partial.touch()
+        return True
+    return False
 
 
 def unmark(bundle: Path, job_id: str) -> None:

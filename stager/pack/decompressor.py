@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import resources
 
-from packaging.pylock import PackageWheel, Pylock, PylockSelectError
-from packaging.utils import parse_wheel_filename
-
-from ..core import toml
 from ..core.errors import ResolveError
-from ..core.values import Digest, LockedFile, Target
-from ..lock.indexes import Indexes
-from ..lock.pylock import Lock
+from ..core.values import Target
+from ..lock.pylock import Lock, read_lock
 
 PINNED = "zstandard.toml"
 _STANDARD_LIBRARY_HAS_ZSTD = (3, 14)  # the first version with ``compression.zstd`` (PEP 784)
@@ -26,31 +21,12 @@ def decompressor_lock(target: Target, *, bundled_python: bool = False) -> Lock |
         if not bundled_python:
             return None
         target = replace(target, python=_LAST_WITHOUT_ZSTD)
-    resource = resources.files(__package__) / PINNED
-    with resources.as_file(resource) as path:
-        pinned = Pylock.from_dict(toml.read(path))
+    with resources.as_file(resources.files(__package__) / PINNED) as path:
         try:
-            ((package, file),) = pinned.select(
-                environment=target.environment(), tags=list(target.tags())
-            )
-        except PylockSelectError as exc:
+            lock = read_lock(path, target)
+        except ResolveError as exc:
             raise ResolveError(
                 f"there is no zstd decompressor for Python {target.python} on {target.platform}",
                 hint="build for Python 3.9 or newer and a manylinux or musllinux platform",
             ) from exc
-        if not isinstance(file, PackageWheel) or file.path is None or package.version is None:
-            raise ResolveError(f"{PINNED} does not hold wheels", hint="install stager again")
-        locked = LockedFile(
-            name=parse_wheel_filename(file.path)[0],
-            version=package.version,
-            filename=file.path,
-            sha256=Digest(file.hashes["sha256"]),
-        )
-        return Lock(
-            path=path,
-            target=target,
-            files=(locked,),
-            spec_digest=None,
-            indexes=Indexes(),
-            sources=(),
-        )
+        return replace(lock, files=tuple(replace(file, path=None) for file in lock.files))

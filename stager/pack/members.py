@@ -277,8 +277,7 @@ class Inspection:
     pruned: Pruned
     hub: tuple[InspectedRepository, ...] = ()
     signature: InspectedSignature | None = None  # its signature; null if there is none beside it
-    compiled: tuple[InspectedCode, ...] = ()
-    """What earlier jobs have compiled and jobs with this bundle use."""
+    compiled: tuple[InspectedCode, ...] = ()  # by earlier jobs, for this bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +321,12 @@ def _inspection(path: Path, bundle: BundleFile, store: Store | None) -> Inspecti
         unpacked_bytes=manifest.unpacked_size,
         files=manifest.files,
         imports=manifest.imports,
-        layers=tuple(map(_inspect_layer, manifest.layers)),
+        layers=tuple(
+            InspectedLayer(
+                *(one.kind, one.name, one.version, one.size, one.unpacked_size, one.files, one.id)
+            )
+            for one in manifest.layers
+        ),
         pruned=sum_notes(bundle),
         hub=tuple(_repositories(bundle)),
         compiled=() if store is None else tuple(_list_compiled_code(store, manifest)),
@@ -333,11 +337,6 @@ def _list_compiled_code(store: Store, manifest: Manifest) -> Iterator[InspectedC
     software = compute_software_digest(manifest)
     for code in list_stored_code(str(store.compiled_code), software) if software else ():
         yield InspectedCode(code.job_id, code.machine, code.bytes, code.kernels)
-
-
-def _inspect_layer(layer: Layer) -> InspectedLayer:
-    sizes = layer.size, layer.unpacked_size, layer.files
-    return InspectedLayer(layer.kind, layer.name, layer.version, *sizes, layer.id)
 
 
 def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:

@@ -71,22 +71,13 @@ def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 # --- The node program with bytecode beside its modules, so that no process of a job compiles them
 
-# Each node starts it several times a job, and compiling it takes longer than most phases. The
-# bundle's own program stays as it is, for every Python; this one is made from it for the Python
-# that runs here, is kept beside it, and works with any other, which ignores bytecode that it cannot
-# use.
+# Compiling takes longer than most phases. Other Pythons ignore bytecode that they cannot use.
 
 _DIGITS = 64  # length of the digest at the end of the file, which a zip takes for a comment
 
 
 def find_compiled_program(program: Path, store: Store) -> Path:
-    """Return the same program with bytecode; make it if it is missing or damaged.
-
-    Each build leaves one for its own Python, so that a user who may only read the store needs
-    neither a write nor the store's locks, which guard writes. The bundle itself is held by a shared
-    lock, for which a read-only descriptor is enough. If another Python runs on such a store, the
-    program without bytecode is used, which only starts more slowly.
-    """
+    """Return the program with bytecode; make it if missing or damaged, where that is allowed."""
     final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
     if not _is_whole(final, program.stem):
         if not os.access(final.parent, os.W_OK):

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -33,16 +34,12 @@ _USER = "environment.requirements"
 _METADATA = re.compile(r"lib/python[^/]+/site-packages/([^/]+\.dist-info)/METADATA")
 
 
-def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
-    """Write the metadata of a bundle's packages into a directory, and nothing else of them."""
-    for layer in manifest.layers:
-        if layer.kind != "wheel":
-            continue
+def _write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
+    for layer in (one for one in manifest.layers if one.kind == "wheel"):
         metadata = {}
         with open_stored_tar(store, layer) as tar:
             for entry in tar.index.files:
-                match = _METADATA.fullmatch(entry.path)
-                if match:
+                if match := _METADATA.fullmatch(entry.path):
                     metadata[match[1]] = tar.file(entry, 0, entry.size)
         for name, text in metadata.items():
             (site / name).mkdir(parents=True)
@@ -50,16 +47,9 @@ def write_metadata(manifest: Manifest, store: Store, site: Path) -> None:
 
 
 def list_unmet(
-    site: Path,
-    requirements: Iterable[str],
-    target: Target,
-    overridden: Collection[str] = (),
+    site: Path, requirements: Iterable[str], target: Target, overridden: Collection[str] = ()
 ) -> list[str]:
-    """Return every requirement that is not met in a site-packages directory.
-
-    Extras count if something requests them: the user, or a package that is itself needed. What
-    ``overridden`` packages ask for, and what is asked of them, does not count.
-    """
+    """Return the requirements that an environment does not meet, except of ``overridden``."""
     installed = _read_distributions(site)
     faults: list[str] = []
     wanted = map(Requirement, requirements)
@@ -101,12 +91,10 @@ def _list_requirements(
     distribution: importlib.metadata.Distribution, extra: str, target: Target
 ) -> Iterable[Requirement]:
     for text in distribution.requires or ():
-        try:
+        with suppress(InvalidRequirement):  # old metadata, which the resolver ignores, too
             requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # old metadata; the resolver could not read it either
-        if _applies(requirement, extra, target):
-            yield requirement
+            if _applies(requirement, extra, target):
+                yield requirement
 
 
 def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
@@ -116,14 +104,9 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
     return requirement.marker.evaluate({**environment, "extra": extra})
 
 
-# --- Proof that nothing is missing offline, made at build time, when it can still be corrected
+# --- Proof that nothing is missing offline: the bundle is unpacked and imported without a network
 
-# The bundle is unpacked into a scratch environment by the very program that will do it on the
-# nodes, with the network taken away; every requirement in every package's metadata must be met
-# inside, and the declared modules must import.
-
-_START_SECONDS = 60.0
-"""Time that a program gets to start and end, also on a machine that is busy with other builds."""
+_START_SECONDS = 60.0  # also on a busy machine
 _HINT = (
     "add what is missing to environment.requirements (in a project of uv: `uv add NAME`), or "
     "correct environment.imports, and build again; --no-prove skips this check"
@@ -139,8 +122,7 @@ _NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 class Proof(NamedTuple):
     """Outcome of a proof."""
 
-    done: bool
-    """True if it was made now or before; False if this machine cannot run the environment."""
+    done: bool  # False if this machine cannot run the environment
     how: str
 
 
@@ -148,10 +130,8 @@ class Wanted(NamedTuple):
     """The requirements that an environment has to meet."""
 
     requirements: Sequence[str]
-    overridden: Collection[str] = ()
-    """Packages that the user takes against what other packages ask for."""
-    python: Path | None = None
-    """A Python of another version than the running one, on this machine, that it is for."""
+    overridden: Collection[str] = ()  # taken against what other packages ask for
+    python: Path | None = None  # of another version than the running one
 
 
 def prove(
@@ -170,7 +150,7 @@ def prove(
     obstacle = _find_obstacle(manifest, target, wanted)
     if obstacle:
         with store.scratch("prove") as site:  # by metadata alone
-            write_metadata(manifest, store, site)
+            _write_metadata(manifest, store, site)
             unmet = list_unmet(site, wanted.requirements, target, wanted.overridden)
             _refuse(unmet, _INCOMPLETE, _HINT)
         there = "each package that another one asks for is there"
@@ -207,7 +187,6 @@ def _refuse(faults: Sequence[str], what: str, hint: str) -> None:
 
 
 def _find_obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
-    """Return why this machine cannot run the environment; empty if it can."""
     host, needs = Target.from_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
         return f"this machine is not {target.machine} with {needs.libc}"
@@ -220,25 +199,22 @@ def _find_obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
     proved = ("wheel", PYTHON)
-    parts: dict[str, object] = {
+    parts = {
         "layers": sorted(layer.head for layer in manifest.layers if layer.kind in proved),
         "imports": manifest.imports,
         "requirements": sorted(wanted.requirements),
         "node": manifest.node.sha256,
+        "overridden": sorted(wanted.overridden),
     }
-    if wanted.overridden:
-        parts |= {"overridden": sorted(wanted.overridden)}
     return Digest.of(canonical_json(parts))
 
 
 def _deny_network() -> tuple[list[str], str]:
-    """Return a prefix for a namespace without network, empty if the kernel has none; and a note."""
     for options in (["-n"], ["-r", "-n"]):
-        try:
+        with suppress(StagerError):
             run(["unshare", *options, "true"], timeout=_START_SECONDS)
-        except StagerError:
-            continue
-        return ["unshare", *options, "--"], "unpacked and imported in a namespace with no network"
+            how = "unpacked and imported in a namespace with no network"
+            return ["unshare", *options, "--"], how
     return [], "unpacked and imported with all proxies set to an address without a server"
 
 
@@ -268,15 +244,12 @@ def _probe(
     done = follow_command(argv, answers.append, on_talk=show, environment=env)
     if done.interrupted:
         raise KeyboardInterrupt
-    try:
-        report = json.loads(answers[-1])
-    except ValueError:
-        report = None
-    match report:
-        case {"problem": problem}:
-            raise _probe_failed(Problem.from_json(problem))
-        case {"path": path, "problems": problems}:
-            return Path(path), list(map(Problem.from_json, problems))
+    with suppress(ValueError):
+        match json.loads(answers[-1]):
+            case {"problem": problem}:
+                raise _probe_failed(Problem.from_json(problem))
+            case {"path": path, "problems": problems}:
+                return Path(path), list(map(Problem.from_json, problems))
     completed = CompletedCommand(tuple(argv), done.returncode, answers[-1], "\n".join(said))
     raise CommandError(completed, reason="the node program gave no answer")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import subprocess
@@ -29,13 +28,7 @@ from stager.layers.bytecode import (
     is_worth_compiling,
 )
 from stager.layers.source import layer_id
-from tests.support.building import (
-    HOST,
-    contents,
-    layers_in,
-    left_in_tmp,
-    source_of,
-)
+from tests.support.building import HOST, contents, layers_in, left_in_tmp, source_of
 from tests.support.interpreters import OTHERS
 from tests.support.processes import is_alive, until
 from tests.support.wheelhouse import make_wheel
@@ -74,45 +67,20 @@ def test_what_the_process_did_before_does_not_show(before, env):
     assert compiled_elsewhere(before, env) == compile_module(SOURCE, "m.py")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        b"print 'two'\n",
-        b"{{ template }} =\n",
-        b"\0",
-        b"# coding: nonsense\n",
-        b"\xff\xfe",
-        b"(" * 999,
-        b"f=" + b"lambda:" * 1500 + b"1",  # compiles, and is too deep for marshal
-    ],
-)
-def test_what_does_not_compile_is_left_alone(source):
-    assert compile_module(source, "m.py") is None
+def test_what_does_not_compile_is_left_alone():
+    deep = b"f=" + b"lambda:" * 1500 + b"1"  # it compiles, and is too deep for marshal
+    nonsense = (b"print 'two'\n", b"{{ template }} =\n", b"\0", b"# coding: nonsense\n")
+    for source in (*nonsense, b"\xff\xfe", b"(" * 999, deep):
+        assert compile_module(source, "m.py") is None
 
 
-def test_its_place_is_where_the_interpreter_looks():
-    assert bytecode_path("a/b.py", HOST) == importlib.util.cache_from_source("a/b.py")
-    other = Target(python="3.13", platform=HOST.platform)
-    assert bytecode_path("lib/x.y.py", other) == "lib/__pycache__/x.y.cpython-313.pyc"
-
-
-@pytest.mark.parametrize(
-    ("path", "worth"),
-    [
-        ("pandas/core/frame.py", True),
-        ("pandas/tests/frame/test_api.py", False),
-        ("tests/test_it.py", False),
-        ("p/test/thing_test.py", False),
-        ("p/tests/__init__.py", True),  # packages do import what lies beside the tests
-        ("p/tests/conftest.py", True),
-        ("p/tests/helpers.py", True),
-        ("numpy/testing/test_utils.py", True),
-        ("p/test_util.py", True),
-        ("p/attests/test_x.py", True),
-    ],
-)
-def test_test_modules_of_test_suites_get_no_bytecode(path, worth):
-    assert is_worth_compiling(path) is worth
+def test_test_modules_of_test_suites_get_no_bytecode():
+    """But what lies beside them, which packages do import."""
+    tests = ("pandas/tests/frame/test_api.py", "tests/test_it.py", "p/test/thing_test.py")
+    beside = ("p/tests/__init__.py", "p/tests/conftest.py", "p/tests/helpers.py")
+    others = ("pandas/core/frame.py", "numpy/testing/test_utils.py", "p/test_util.py")
+    compiled = (*beside, *others, "p/attests/test_x.py")
+    assert tuple(filter(is_worth_compiling, (*tests, *compiled))) == compiled
 
 
 # --- Bytecode for other versions of Python, made by Pythons of these versions

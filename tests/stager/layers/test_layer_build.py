@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from stager.core.errors import SpaceError, StagerError, WheelError
-from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
 from stager.layers.source import LayerSource, layer_id
@@ -48,15 +45,6 @@ def damaged(folder, kind, name):
     """A damaged wheel under a name of its own: several of them do not share a file."""
     wheel = DAMAGED[kind](folder / kind)
     return wheel.rename(wheel.with_name(wheel.name.replace("bad", name)))
-
-
-def test_order_jobs_and_store_do_not_show(tmp_path):
-    sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
-    stores = [Store(tmp_path / f"store{number}") for number in range(2)]
-    make(sources, stores[0], jobs=1)
-    random.Random(3).shuffle(sources)
-    make(sources, stores[1], jobs=4)
-    assert digests(stores[0].layers) == digests(stores[1].layers)
 
 
 def test_a_second_time_makes_nothing(tmp_path, store):
@@ -196,23 +184,6 @@ def test_a_killed_process_is_an_error_with_its_status(tmp_path, store):
     over.set()
     killer.join()
     assert "--jobs 1" in caught.value.hint
-    assert left_in_tmp(store) == []
-
-
-def test_an_interrupt_ends_the_processes(tmp_path, store):
-    def interrupt():
-        # Else the kernel may hand it to this thread, and it interrupts the very start of a process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        while not layer_processes():
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    helper = threading.Thread(target=interrupt)
-    helper.start()
-    with pytest.raises(KeyboardInterrupt):
-        layers_in(store, blocked_source(tmp_path))
-    helper.join()
-    assert layer_processes() == []
     assert left_in_tmp(store) == []
 
 

@@ -93,7 +93,7 @@ def test_unsafe_paths_are_refused(path, tmp_path):
         writer.add(path, io.BytesIO(b""))
 
 
-def test_links_are_kept(tmp_path):
+def test_links_are_kept_unless_they_lead_out(tmp_path):
     target = tmp_path / "layer"
     with LayerWriter(tmp_path) as writer:
         writer.add("project/real", io.BytesIO(b"x"))
@@ -104,12 +104,9 @@ def test_links_are_kept(tmp_path):
         member = archive.getmember("project/sub/alias")
     assert member.issym()
     assert member.linkname == "../real"
-
-
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../up", "", "../../project/real"])
-def test_links_that_lead_out_are_refused(target, tmp_path):
-    with LayerWriter(tmp_path) as writer, pytest.raises(WheelError, match="link"):
-        writer.link("project/sub/alias", target)
+    for out in ("/etc/passwd", "../../up", "", "../../project/real"):
+        with LayerWriter(tmp_path) as writer, pytest.raises(WheelError, match="link"):
+            writer.link("project/sub/alias", out)
 
 
 def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path):
@@ -208,11 +205,6 @@ def test_only_the_frames_that_are_asked_for_are_read(layer):
 # --- Which modules a distribution is imported by, judged by real layers
 
 
-def modules(folder, name, *files, wheel=None):
-    made = wheel or make_wheel(folder, name, files=dict.fromkeys(files, ""))
-    return list_top_modules(name, index_of(layer_of(made)))
-
-
 @pytest.mark.parametrize(
     ("name", "files", "expected"),
     [
@@ -234,4 +226,5 @@ def modules(folder, name, *files, wheel=None):
     ],
 )
 def test_what_is_imported(name, files, expected, tmp_path):
-    assert modules(tmp_path, name, *files) == expected
+    wheel = make_wheel(tmp_path, name, files=dict.fromkeys(files, ""))
+    assert list_top_modules(name, index_of(layer_of(wheel))) == expected

@@ -6,11 +6,7 @@ import os
 
 import pytest
 
-from bundle.format.layer import (
-    DEPTH_LIMIT,
-    Link,
-    check_link,
-)
+from bundle.format.layer import DEPTH_LIMIT, Link, check_link
 from stager.core.errors import StagerError, WheelError
 from stager.layers.project import asset_files, project_files
 from stager.layers.tree import Collector, digest_contents, digest_tree

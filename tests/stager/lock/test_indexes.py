@@ -1,7 +1,5 @@
 import os
 
-import pytest
-
 from stager.lock.indexes import Indexes, pip_settings, restore_credentials, strip_credentials
 
 FULL = Indexes(
@@ -15,9 +13,8 @@ FULL = Indexes(
 )
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
+def test_credentials_are_stripped():
+    for url, expected in (
         ("https://u:p@h.example:8080/x/y.whl?sig=1#sha256=0", "https://h.example:8080/x/y.whl"),
         ("https://token@h.example/x", "https://h.example/x"),
         ("https://${USER}:${TOKEN}@h.example/x", "https://${USER}:${TOKEN}@h.example/x"),
@@ -28,15 +25,12 @@ FULL = Indexes(
         ("git+file:///srv/x.git@v1", "git+file:///srv/x.git@v1"),
         ("file:///srv/a%20b.whl", "file:///srv/a%20b.whl"),
         ("/srv/a@b.whl", "/srv/a@b.whl"),
-    ],
-)
-def test_credentials_are_stripped(url, expected):
-    assert strip_credentials(url) == expected
+    ):
+        assert strip_credentials(url) == expected
 
 
-@pytest.mark.parametrize(
-    ("locked", "known", "full"),
-    [
+def test_credentials_of_a_file_are_put_back():
+    for locked, known, full in (
         (
             "https://h.example/x.whl",
             "https://u:p@h.example/x.whl?t=1#sha256=0",
@@ -58,10 +52,10 @@ def test_credentials_are_stripped(url, expected):
             "git@h.example/x.git@abc",
         ),
         ("https://other.example/x.whl", "https://u:p@h.example/x.whl", "other.example/x.whl"),
-    ],
-)
-def test_credentials_of_a_file_are_put_back(locked, known, full):
-    assert restore_credentials(locked, ["https://h.example/y", known]).partition("://")[2] == full
+    ):
+        assert (
+            restore_credentials(locked, ["https://h.example/y", known]).partition("://")[2] == full
+        )
 
 
 def test_as_lines():

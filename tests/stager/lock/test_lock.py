@@ -485,10 +485,7 @@ def one_wheel(hashes='sha256 = "0"', url="https://x/a-1-py3-none-any.whl", name=
         (HEAD + PACKAGE + one_wheel(), "not a sha256"),
         (HEAD + 'requires-python = "<3"\n' + PACKAGE + one_wheel(), "is not for Python"),
         (HEAD + (PACKAGE + one_wheel()) * 2, "more than one file"),
-        (
-            HEAD + PACKAGE + "marker = \"sys_platform ~= 'x'\"\n" + one_wheel(),
-            "pylock.toml: a: ",
-        ),
+        (HEAD + PACKAGE + "marker = \"sys_platform ~= 'x'\"\n" + one_wheel(), "pylock.toml: a: "),
         (
             HEAD + PACKAGE + one_wheel(url="https://[x/", name='name = "a-1-py3-none-any.whl", '),
             "pylock.toml: a: Invalid IPv6 URL",

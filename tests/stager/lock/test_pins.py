@@ -75,45 +75,31 @@ def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, only_index
             assert (versions(made), made.exclude_newer) == ({"beta": version}, kept)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_cutoff_means_the_same_everywhere():
+    for text, expected in (
         ("2025-01-31", "2025-02-01T00:00:00Z"),
         ("2025-01-31T12:00:00Z", "2025-01-31T12:00:00Z"),
         ("2025-01-31T12:00:00+02:00", "2025-01-31T10:00:00Z"),
         ("0999-01-31T12:00:00Z", "0999-01-31T12:00:00Z"),
-    ],
-)
-def test_a_cutoff_means_the_same_everywhere(text, expected):
-    assert resolver.to_timestamp(text) == expected
-    assert resolver.check_cutoff(text) == text
+    ):
+        assert resolver.to_timestamp(text) == expected
+        assert resolver.check_cutoff(text) == text
+    nonsense = ("yesterday", "2025-13-01", "2025-01-31T12:00:00", "", "9999-12-31")
+    for text in (*nonsense, "0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"):
+        with pytest.raises(ValueError, match=r".+"):
+            resolver.check_cutoff(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("yesterday", "2025-13-01", "2025-01-31T12:00:00", "", "9999-12-31"),
-        *("0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"),
-    ],
-)
-def test_what_is_no_cutoff(text):
-    with pytest.raises(ValueError, match=r".+"):
-        resolver.check_cutoff(text)
-
-
-@pytest.mark.parametrize(
-    ("options", "cutoff", "new"),
-    [
+def test_a_lock_is_made_again_only_for_another_cutoff():
+    for options, cutoff, new in (
         ({}, "2025-01-31", False),
         ({"exclude_newer": "2025-01-31"}, "2025-01-31", False),
         ({"exclude_newer": "none"}, None, False),
         ({"exclude_newer": "none"}, "2025-01-31", True),
         ({"exclude_newer": "2025-01-31"}, None, True),
         ({"upgrade_packages": ("alpha",)}, None, True),
-    ],
-)
-def test_a_lock_is_made_again_only_for_another_cutoff(options, cutoff, new):
-    assert ResolveOptions(**options).requires_new_lock(cutoff) is new
+    ):
+        assert ResolveOptions(**options).requires_new_lock(cutoff) is new
 
 
 @pytest.mark.usefixtures("index_env")
@@ -134,23 +120,15 @@ def test_a_damaged_lock_is_made_anew(relock, root):
 # --- The build of PyTorch that ``auto`` stands for: by the driver, and then by the lock
 
 
-@pytest.mark.parametrize(
-    ("driver", "backend"),
-    [
-        ("595.45.04", "cu130"),
-        ("580.65.06", "cu130"),
-        ("575.51.03", "cu128"),
-        ("570.26", "cu128"),
-        ("560.28.03", "cu126"),
-        ("525.60.13", "cu126"),
-        ("520.61.05", "cu118"),
-        ("450.80.02", "cu118"),
-        ("440.33", "cpu"),
-        ("", "cpu"),
-    ],
-)
-def test_the_build_for_a_driver(driver, backend):
-    assert choose_backend(driver) == backend
+def test_the_build_for_a_driver():
+    for backend, *drivers in (
+        ("cu130", "595.45.04", "580.65.06"),
+        ("cu128", "575.51.03", "570.26"),
+        ("cu126", "560.28.03", "525.60.13"),
+        ("cu118", "520.61.05", "450.80.02"),
+        ("cpu", "440.33", ""),
+    ):
+        assert [choose_backend(driver) for driver in drivers] == [backend, backend]
 
 
 @pytest.fixture

@@ -102,22 +102,19 @@ def test_what_a_build_needs_first_is_read_from_its_source(tmp_path):
     assert build_requires(make_sdist(tmp_path, "new", files=named)) == ["flit", "cython>=3"]
 
 
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [
+def test_what_to_do_about_a_failed_build():
+    for line, remedy in (
         ("ModuleNotFoundError: No module named 'torch.utils'", 'no-build-isolation = ["x"]'),
         ("OSError: CUDA_HOME environment variable is not set", "stager build --on-node"),
         ("g++: fatal error: Killed signal terminated program cc1plus", "MAX_JOBS"),
         ("error: command '/usr/bin/gcc' failed with exit code 1", "a compiler or header"),
         ("something else", "find-links"),
-    ],
-)
-def test_what_to_do_about_a_failed_build(line, remedy):
-    begin = "  error: subprocess\n  ╰─> [2 lines of output]\n      building x\n"
-    output = f"{begin}      {line}\n      [end of output]\n\n  note: no problem with pip\n"
-    assert extract_build_output(output)[-1].strip() == line
-    assert "end of output" not in "".join(extract_build_output(output))
-    assert remedy in advise_on_failed_build("x", output)
+    ):
+        begin = "  error: subprocess\n  ╰─> [2 lines of output]\n      building x\n"
+        output = f"{begin}      {line}\n      [end of output]\n\n  note: no problem with pip\n"
+        assert extract_build_output(output)[-1].strip() == line
+        assert "end of output" not in "".join(extract_build_output(output))
+        assert remedy in advise_on_failed_build("x", output)
 
 
 @pytest.fixture

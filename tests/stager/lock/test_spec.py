@@ -241,12 +241,6 @@ def test_pyproject(ask, root, entry, expected):
     assert ask(entry).requirements == expected
 
 
-def test_a_requirement_file_with_a_misspelt_name(ask, root):
-    write(root, "requirements.txt", "x")
-    (line,) = problems(ask, "requirments.txt")
-    assert "No such file or directory; did you mean requirements.txt?" in line
-
-
 def test_pyproject_problems(ask, root):
     write(root, "pyproject.toml", PYPROJECT)
     write(root, "dyn/pyproject.toml", "[project]\nname='x'\ndynamic=['dependencies']\n")

@@ -120,7 +120,7 @@ def test_settings_in_the_projects_folder_hold_for_requirement_files(lock, ask, r
     assert refused.value.context[0].startswith(f"{name}: {table}pip: it is not honoured here")
 
 
-def test_extras_that_conflict_and_other_platforms_are_refused(ask, root):
+def test_extras_that_conflict_are_refused(ask, root):
     more = """\
     [project.optional-dependencies]
     cpu = ["alpha"]
@@ -133,10 +133,6 @@ def test_extras_that_conflict_and_other_platforms_are_refused(ask, root):
     with pytest.raises(ConfigError) as caught:
         ask("pyproject.toml[cpu,gpu]")
     assert "does not allow cpu and gpu together" in caught.value.context[0]
-    write_project(root, "", "[tool.uv]\nenvironments = [\"sys_platform == 'win32'\"]\n")
-    with pytest.raises(ConfigError) as caught:
-        ask("pyproject.toml")
-    assert "does not support the nodes" in caught.value.context[0]
 
 
 def test_the_first_index_with_a_package_counts_unless_the_user_says_otherwise(lock, indexes, root):
