@@ -487,7 +487,7 @@ def _forecast_staging(setting: Setting, count: int, work: StagingWork | None) ->
     nodes, rates, staged = setting.nodes(count), setting.basis.rates, []
     if work is not None and setting.read:
         # Not measured before the job: as a server that all nodes share.
-        staged = [model.forecast_shared_staging(work, nodes, min(NFS.node, NFS.all / count), rates)]
+        staged = [forecast_staging(work, nodes, rates, speed=min(NFS.node, NFS.all / count))]
     elif work is not None:
         staged = [forecast_staging(work, nodes, rates, relayed=setting.relayed)]
     return model.forecast(staged, nodes, rates, launcher=setting.launcher)

@@ -1,7 +1,7 @@
 """Compiled code in the offline root: one file for what a job has added, by the kind of node.
 
 Each is ``<kind>/<SHA-256 of the file>.code``, a stream of :mod:`bundle.results.stream`, with its
-description beside it. Only its user may write to the directory: the user's ranks run what is there.
+description beside it. Only its user, whose ranks run it, may write to the directory.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class StoredCode:
     bytes: int = 0
     kernels: int = 0  # compiled functions: shared objects and GPU binaries
     paths: tuple[AnyText, ...] = ()  # some of its directories
-    first_step: float | None = None
-    """Seconds to the first step of that job, if it had no compiled code; None if it had, or where
-    that is unknown."""
+    first_step: float | None = None  # seconds to it without compiled code; None if unknown
     path: str = ""  # the file
 
 
@@ -81,10 +79,9 @@ def list_stored_code(store: str, software: str | None = None) -> list[StoredCode
 
 
 def _list_names(folder: str) -> list[str]:
-    try:
+    with suppress(OSError):
         return os.listdir(folder)
-    except OSError:
-        return []
+    return []
 
 
 def _describing(path: str) -> str:
@@ -101,16 +98,12 @@ def _read_description(store: str, path: str) -> StoredCode:
 
 
 def _require_own(status: os.stat_result, path: str) -> None:
-    """Refuse what is not this user's, what somebody else may write to, and links."""
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or stat.S_ISLNK(status.st_mode):
         raise PermissionError(f"{path} belongs to another user, or others may write to it")
 
 
 def write_shipment(stored: Sequence[StoredCode], path: str) -> list[str]:
-    """Write what several jobs have compiled as one stream; return why some of it is left out.
-
-    ValueError where that is all of it.
-    """
+    """Write several jobs' code as one stream; return why some is left out; ValueError if all is."""
     left_out = []
     with make_scratch(os.path.dirname(path)) as scratch:
         together = os.path.join(scratch, "together")
@@ -126,7 +119,6 @@ def write_shipment(stored: Sequence[StoredCode], path: str) -> list[str]:
 
 
 def _unpack(code: StoredCode, scratch: str, folder: str) -> None:
-    """Unpack a file; the one that was checked, whatever has its name meanwhile."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(code.path, flags), "rb") as stream:
         _require_own(os.fstat(stream.fileno()), code.path)
@@ -152,10 +144,7 @@ def mark_as_used(stored: Sequence[StoredCode]) -> None:
 
 
 def add_code(store: str, folder: str, code: StoredCode, limit: int) -> StoredCode:
-    """Keep the compiled code in a directory; what was not used for longest makes room for it.
-
-    ValueError where it is more than ``limit`` bytes by itself.
-    """
+    """Keep a directory's compiled code, and remove the oldest; ValueError beyond the limit."""
     selection = select_code(folder)
     files = [entry for entry in selection.entries if stat.S_ISREG(entry.mode)]
     # A long path has a whole key in it, others only the first two characters of one.
@@ -229,7 +218,6 @@ def remove_stored_code(path: str) -> None:
 
 
 def _tidy(store: str, limit: int) -> None:
-    """Remove what is beyond the limit, and what drivers that were killed have left."""
     total = 0
     for code in reversed(list_stored_code(store)):
         if total + code.bytes > limit:

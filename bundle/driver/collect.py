@@ -20,7 +20,7 @@ from ..results import patterns
 from ..results.receive import Received, receive_outputs
 from ..results.selection import Selection, Sizes, measure_entries, select_outputs
 from ..results.stream import send_selection
-from .findings import shorten_names
+from .findings import Names, shorten_names
 from .placement import make_scratch_dir, send_results
 from .state import NodesFailed, State
 
@@ -45,8 +45,7 @@ def run_dir_marker(job: Job) -> Iterator[str]:
 def collect_outputs(state: State, *, standing: bool) -> None:
     """Bring the outputs home, after a failure too; then remove them on the nodes.
 
-    Those of rank 0's node come first, then the files that only other nodes have. Where none are
-    named, or one that is named was not written, the ranks' files stay on the nodes.
+    Where none are named, or a named one was not written, the ranks' files stay on the nodes.
     """
     if not state.separate_run_dirs:
         return
@@ -104,19 +103,17 @@ def list_named_outputs(job: Job) -> set[str]:
 
 
 def _remove_work_dirs(
-    state: State, received: Received | None, nodes: tuple[str, ...] = ()
+    state: State, received: Received | None, nodes: Names = ()
 ) -> dict[str, TidyAnswer]:
-    """Remove the working directories, unless files that may be wanted are left there.
+    """Remove the working directories of nodes, of all by default, unless wanted files are left.
 
-    ``received`` is None if no outputs were to be brought back. By default the nodes are all, with
-    the spare ones, which may have earlier results.
+    ``received`` is None if no outputs were to be brought back.
     """
     named, brought = list_named_outputs(state.job), None
     keep_files = True
     if received is not None:
         keep_files = not named or not named.isdisjoint(received.missing)
         brought = tuple(sorted(received.names))
-
     with contextlib.suppress(NodeError):
         state.ask(
             PhaseName.TIDY,
@@ -126,7 +123,7 @@ def _remove_work_dirs(
     return state.get_answers(TidyAnswer)
 
 
-def _list_left(answers: dict[str, TidyAnswer]) -> tuple[str, ...]:
+def _list_left(answers: dict[str, TidyAnswer]) -> Names:
     return tuple(node for node, answer in answers.items() if answer.left)
 
 

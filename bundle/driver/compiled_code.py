@@ -5,7 +5,6 @@ Nothing here can fail a job: what goes wrong is noted, and the ranks compile.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
@@ -26,27 +25,17 @@ from ..protocol.messages import CodeAmount, CollectRequest, LaunchAnswer, NodeRo
 from ..protocol.problem import NodeError
 from ..results.stream import LINE_LIMIT, read_head, send_selection
 from ..system import processes, signals
-from .code_store import (
-    StoredCode,
-    add_code,
-    list_stored_code,
-    make_scratch,
-    mark_as_used,
-    remove_stored_code,
-    write_shipment,
-)
+from . import code_store
+from .code_store import StoredCode
 from .findings import shorten_names
 from .placement import make_scratch_dir, send_code
 from .retries import RankProgress
 from .state import State
 
 _CRASHES = (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)
-_EARLY_SECONDS = 60.0
-"""Time from the first step until it is kept while ranks run on: a time limit leaves no time."""
-_WRITING_SECONDS = 30.0
-"""Time without a write after which a file is taken to be complete, where ranks were interrupted."""
-_SILENT_SECONDS = 300.0
-"""Time without a byte after which no more is expected: a container may have to be imported."""
+_EARLY_SECONDS = 60.0  # from the first step until it is kept while ranks run on
+_WRITING_SECONDS = 30.0  # without a write, after which a file is taken to be complete
+_SILENT_SECONDS = 300.0  # without a byte: a container may have to be imported
 _LONGEST_SECONDS = 900.0  # for all of it
 _POLL_SECONDS = 0.05
 _END_SECONDS = 1.0  # time that a command gets to end
@@ -70,7 +59,7 @@ def list_known_paths(job: Job) -> dict[str, tuple[str, ...]] | None:
 def _list_by_kind(job: Job) -> dict[str, list[StoredCode]]:
     found: dict[str, list[StoredCode]] = defaultdict(list)
     if job.code_store is not None:
-        for code in list_stored_code(job.code_store.path, job.code_store.software):
+        for code in code_store.list_stored_code(job.code_store.path, job.code_store.software):
             found[code.kind].append(code)
     return found
 
@@ -82,8 +71,7 @@ class JobCode:
         self._state = state
         self._store = state.job.code_store or _NO_STORE
         self._stored = _list_by_kind(state.job)
-        self._early: dict[str, StoredCode] = {}
-        """What was kept of this job while it ran, by the kind of node."""
+        self._early: dict[str, StoredCode] = {}  # kept of this job while it ran, by kind of node
         self._sent: list[str] = []
         self._is_announced = False
         self.compiles_anew = False  # true after a crash: further attempts compile anew
@@ -103,12 +91,12 @@ class JobCode:
         self._is_announced = True
 
     def _list_usable(self, kind: str) -> list[StoredCode]:
-        early = self._early.get(kind)
-        return [*self._stored.get(kind, ()), *([early] if early else ())]
+        early = [self._early[kind]] if kind in self._early else []
+        return [*self._stored.get(kind, ()), *early]
 
     def _send_to(self, kind: str, stored: Sequence[StoredCode], lacking: tuple[str, ...]) -> None:
         state = self._state
-        mark_as_used(stored)
+        code_store.mark_as_used(stored)
         jobs = list(dict.fromkeys(code.job_id for code in stored))
         size, kernels = _sum_up(stored)
         what = f"{format_size(size)}, {format_count(kernels, 'kernel')}"
@@ -122,13 +110,21 @@ class JobCode:
         self._refuse_small_disks(lacking, _ROOM_FACTOR * size)
         with make_scratch_dir() as folder:
             path = os.path.join(folder, "code")
-            for why in write_shipment(stored, path):
+            for why in code_store.write_shipment(stored, path):
                 state.note(f"not all compiled code is used: {why}", warning=True)
+            failed: dict[str, str] = {}
             if state.job.allocation is Allocation.LOCAL:
-                failed = self._place_here(path, kind, lacking)
+                self._place_here(path, kind, lacking)
             else:
                 failed = send_code(state, path, kind, lacking)
-        self._note_sent([node for node in lacking if node not in failed])
+        self._note_sent(lacking, failed)
+
+    def _note_sent(self, nodes: Sequence[str], failed: Mapping[str, str]) -> None:
+        for node in nodes:
+            facts = self._state.facts[node]
+            if node not in failed and facts.code is not None:
+                self._sent.append(node)
+                self._state.facts[node] = replace(facts, code=replace(facts.code, has_all=True))
         for node, why in failed.items():
             raise ValueError(f"{node}: {why}")
 
@@ -139,19 +135,11 @@ class JobCode:
             if isinstance(place, NodeRootFacts) and place.free_bytes < size:
                 raise ValueError(f"{node} has room for {format_size(place.free_bytes)} only")
 
-    def _note_sent(self, nodes: Sequence[str]) -> None:
-        for node in nodes:
-            facts = self._state.facts[node]
-            if facts.code is not None:
-                self._sent.append(node)
-                self._state.facts[node] = replace(facts, code=replace(facts.code, has_all=True))
-
-    def _place_here(self, path: str, kind: str, nodes: Sequence[str]) -> dict[str, str]:
+    def _place_here(self, path: str, kind: str, nodes: Sequence[str]) -> None:
         for node in nodes:
             target = code_path(self._state.facts[node].root, kind)
             with open(path, "rb") as stream:
                 receive_code(stream, f"{target}.new-{self._state.job.id}", target, node)
-        return {}
 
     def choose_directory(self, node: str) -> str:
         """Return the name of a node's directory for compiled code; empty for none of ours."""
@@ -167,7 +155,7 @@ class JobCode:
         if not any(record.exit_code in _CRASHES for record in records):
             return
         for code in self._early.values():
-            remove_stored_code(code.path)
+            code_store.remove_stored_code(code.path)
         self._early.clear()
         if not self.compiles_anew and any(map(self._stored.get, self._group_nodes())):
             self._state.note(
@@ -195,7 +183,6 @@ class JobCode:
             steps.close()
 
     def _keep_early(self, progress: RankProgress) -> Generator[None, None, None]:
-        """Keep it in small steps, between which the ranks' output is read."""
         if self.compiles_anew or not self._can_keep():
             return
         while progress.count_seconds_since_first_step() < _EARLY_SECONDS:
@@ -216,17 +203,12 @@ class JobCode:
             return
         amounts = {node: one.code for node, one in answers.items() if one.code is not None}
         ended = time.monotonic() if failed else None
-        self._state.keep_compiled_code = functools.partial(
-            self._bring_back, amounts, first_step, ended
-        )
+        self._state.keep_compiled_code = lambda: self._bring_back(amounts, first_step, ended)
 
     def _bring_back(
         self, amounts: Mapping[str, CodeAmount], first_step: float | None, ended: float | None
     ) -> None:
-        """Keep what the ranks have compiled, from one node of each kind; report what it gave.
-
-        ``ended`` is the time at which they failed: what was written just before may be incomplete.
-        """
+        """Keep what ranks have compiled, from one node of each kind; ``ended`` if they failed."""
         if self.compiles_anew:
             return
         unchanged = 0.0 if ended is None else _WRITING_SECONDS + time.monotonic() - ended
@@ -276,7 +258,7 @@ class JobCode:
         from concurrent.futures import ThreadPoolExecutor
 
         state, name = self._state, self.choose_directory(node)
-        with make_scratch(self._store.path) as scratch, ThreadPoolExecutor(1) as pool:
+        with code_store.make_scratch(self._store.path) as scratch, ThreadPoolExecutor(1) as pool:
             path = os.path.join(scratch, "stream")
             source = code_path(state.facts[node].root, name)
             if state.job.allocation is Allocation.LOCAL:
@@ -285,13 +267,7 @@ class JobCode:
                     yield
                 task.result()
             else:
-                request = CollectRequest(
-                    *state.place(node),
-                    directory="",
-                    code=name,
-                    since=since,
-                    unchanged_seconds=unchanged,
-                )
+                request = CollectRequest(*state.place(node), "", None, name, since, unchanged)
                 yield from self._receive(node, request, path)
             added = pool.submit(self._add, node, code, scratch)
             while not added.done():
@@ -332,8 +308,8 @@ class JobCode:
             return None
         early = self._early.pop(code.kind, None)
         if early is not None:  # all of it comes again
-            remove_stored_code(early.path)
-        return add_code(self._store.path, folder, code, self._store.limit)
+            code_store.remove_stored_code(early.path)
+        return code_store.add_code(self._store.path, folder, code, self._store.limit)
 
     def _can_keep(self) -> bool:
         path = self._store.path  # whose parent may not be seen from here
@@ -346,11 +322,7 @@ class JobCode:
             raise ValueError(f"it is more than the limit ({found})")
 
     def _report(
-        self,
-        kind: str,
-        nodes: Sequence[str],
-        added: StoredCode | None,
-        first_step: float | None,
+        self, kind: str, nodes: Sequence[str], added: StoredCode | None, first_step: float | None
     ) -> None:
         used, new = self._stored.get(kind, []), [added] if added else []
         if not (used or new):

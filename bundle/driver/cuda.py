@@ -1,10 +1,7 @@
 """The NVIDIA driver that a CUDA version needs, and the drivers and GPUs that nodes have.
 
-The numbers are those of NVIDIA's CUDA Toolkit release notes for Linux, "CUDA Toolkit and Minimum
-Required Driver Version for CUDA Minor Version Compatibility" and "CUDA Toolkit and Corresponding
-Driver Versions" (https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/), as of CUDA 13.2. Since
-CUDA 11 a program of any minor version runs with the first driver of its major version; what it
-brings as PTX, for the driver to compile, needs the driver of its own minor version.
+As in https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/, as of CUDA 13.2. Since CUDA 11 a
+program runs with the first driver of its major version; PTX needs that of its minor version.
 """
 
 from __future__ import annotations
@@ -22,28 +19,14 @@ Version = tuple[int, ...]
 GpusByNode = Mapping[str, Optional[GpuFacts]]  # None for no driver
 MINIMAL: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest driver for any program of a major version of CUDA."""
+_DRIVERS = """\
+11.0 450.51.05 11.1 455.23    11.2 460.27.03 11.3 465.19.01 11.4 470.42.01 11.5 495.29.05
+11.6 510.39.01 11.7 515.43.04 11.8 520.61.05 12.0 525.60.13 12.1 530.30.02 12.2 535.54.03
+12.3 545.23.06 12.4 550.54.14 12.5 555.42.02 12.6 560.28.03 12.8 570.26    12.9 575.51.03
+13.0 580.65.06 13.1 590.44.01 13.2 595.45.04"""
 OWN: Mapping[tuple[int, int], str] = {
-    (11, 0): "450.51.05",
-    (11, 1): "455.23",
-    (11, 2): "460.27.03",
-    (11, 3): "465.19.01",
-    (11, 4): "470.42.01",
-    (11, 5): "495.29.05",
-    (11, 6): "510.39.01",
-    (11, 7): "515.43.04",
-    (11, 8): "520.61.05",
-    (12, 0): "525.60.13",
-    (12, 1): "530.30.02",
-    (12, 2): "535.54.03",
-    (12, 3): "545.23.06",
-    (12, 4): "550.54.14",
-    (12, 5): "555.42.02",
-    (12, 6): "560.28.03",
-    (12, 8): "570.26",
-    (12, 9): "575.51.03",
-    (13, 0): "580.65.06",
-    (13, 1): "590.44.01",
-    (13, 2): "595.45.04",
+    (int(major), int(minor)): driver
+    for major, minor, driver in re.findall(r"(\d+)\.(\d+) (\S+)", _DRIVERS)
 }  # the first driver with all that a version of CUDA can do
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 _BUILD = re.compile(r"cu(\d{2})(\d)(?:\D.*)?")  # the local version of a build for CUDA: ``cu128``
@@ -126,13 +109,11 @@ def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
             f"{shorten_names(absent)}: no NVIDIA driver, so what {need.package} is for, CUDA "
             f"{need.text}, cannot be used there"
         )
-    own = OWN.get(need.version)
-    if own is None:
-        return
+    own = OWN.get(need.version, "")
     older = [
         node
         for node, facts in nodes.items()
-        if facts is not None and _is_driver_older(facts, own)
+        if facts is not None and facts.driver and find_newest_cuda(facts) < parse_version(own)
         if find_driver_problem(node, facts, need) is None
     ]
     if older:
@@ -140,10 +121,6 @@ def _note_unfit_drivers(nodes: GpusByNode, need: CudaNeed) -> Iterator[str]:
             f"{shorten_names(older)}: the driver is older than the one of CUDA {need.text} "
             f"({own}): built kernels run, what the driver must compile (PTX) does not"
         )
-
-
-def _is_driver_older(facts: GpuFacts, version: str) -> bool:
-    return bool(facts.driver) and find_newest_cuda(facts) < parse_version(version)
 
 
 def format_gpu_line(node: str, facts: GpuFacts) -> str:

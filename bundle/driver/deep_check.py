@@ -1,7 +1,6 @@
 """The driver's part in ``verify --deep``: each node is checked closely, then all ranks communicate.
 
-No fault of one node keeps the others from being checked: the problems of the probe, of the deep
-check and of the all-reduce are reported together.
+The problems of the probe, of the deep check and of the all-reduce are reported together.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ from ..protocol.messages import Answer, DeepAnswer, LaunchAnswer, NetworkReport
 from ..protocol.problem import Problem, ProblemCode
 from ..system import network
 from ..system.signals import TERMINATED
-from .findings import shorten_names
+from .findings import Names, shorten_names
 from .state import State
 from .transports.transport import Event
 
 COMMAND = ("-m", "trainer", "all-reduce")
 ALL_REDUCE_SECONDS = 1800  # for the launcher; the ranks' own time limits are shorter
+Addresses = Mapping[str, Sequence[str]]  # those that a node finds for each name
+Printed = dict[tuple[str, int], list[str]]  # the lines of each node and rank
 Problems = dict[str, list[Problem]]  # the problems of each node, by its name
 
 
@@ -85,7 +86,7 @@ def _find_address(state: State, node: str) -> tuple[str, int]:
 
 
 def _compare_networks(
-    state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockOffset]
+    state: State, names: Addresses, clocks: Mapping[str, ClockOffset]
 ) -> list[Problems]:
     answers = state.get_answers(DeepAnswer).items()
     reports = {node: answer.network for node, answer in answers if answer.network is not None}
@@ -122,7 +123,7 @@ def all_reduce(state: State) -> None:
     }
 
 
-def _find_reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
+def _find_reason_to_skip(state: State, nodes: Names) -> str:
     if not nodes:
         return "every node has a problem"
     answers = state.get_answers(DeepAnswer)
@@ -133,9 +134,7 @@ def _find_reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
     return ""
 
 
-def _measure_all_reduce(
-    state: State, nodes: tuple[str, ...]
-) -> tuple[AllReduceMeasured | None, Problems]:
+def _measure_all_reduce(state: State, nodes: Names) -> tuple[AllReduceMeasured | None, Problems]:
     all_gpus = state.gpus()
     gpus = {node: all_gpus[node] for node in nodes}
     try:
@@ -158,15 +157,13 @@ def _measure_all_reduce(
     return result, {}
 
 
-def _run_ranks(
-    state: State, nodes: tuple[str, ...], backend: str
-) -> dict[tuple[str, int], list[str]]:
+def _run_ranks(state: State, nodes: Names, backend: str) -> Printed:
     # Nobody joins these ranks later, and none is started again.
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
     address, port = _find_address(state, nodes[0])
     job = replace(state.job, nodes=nodes, launch=launch)
     group = messages.GroupSettings(address, port, backend, state.nproc)
-    printed: dict[tuple[str, int], list[str]] = {}
+    printed: Printed = {}
 
     def take(event: Event) -> None:
         if isinstance(event, RankOutput) and event.rank is not None:
@@ -195,16 +192,14 @@ def _add_problems(answer: Answer, found: list[Problems], before: Answer) -> Answ
     )
 
 
-# --- Agreement of a job's nodes about names and the time. Pure functions, as all that follow -----
-
 SKEW_LIMIT = 2.0  # seconds; time limits and logs rely on clocks
 
 
-def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Problems:
+def find_disagreements(answers: Mapping[str, Addresses]) -> Problems:
     """Return the problems with the nodes' resolution of each other's names.
 
-    A node disagrees with the others if none of its addresses for a name, or only some of them
-    besides others, are among those that most nodes find; a node may find more of them, or fewer.
+    A node disagrees if its addresses for a name are neither a part of those that most nodes find,
+    nor all of these and more.
     """
     names = dict.fromkeys(name for resolved in answers.values() for name in resolved)
     expected = {name: _find_expected_addresses(name, answers) for name in names}
@@ -213,7 +208,7 @@ def find_disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> Pr
 
 
 def _judge_names(
-    node: str, resolved: Mapping[str, Sequence[str]], expected: Mapping[str, Collection[str]]
+    node: str, resolved: Addresses, expected: Mapping[str, Collection[str]]
 ) -> list[Problem]:
     unknown, inward, differing = [], [], []
     for name, addresses in resolved.items():
@@ -237,10 +232,7 @@ def measure_clock_offset(sent: float, clock: float, received: float) -> ClockOff
 
 
 def find_skewed_clocks(offsets: Mapping[str, ClockOffset]) -> Problems:
-    """Find the nodes whose clocks are certainly too many seconds from most clocks.
-
-    The driver's clock has one vote as well, and decides between two equal halves.
-    """
+    """Find the nodes whose clocks are certainly too far from the median, with the driver's."""
     votes = sorted([ClockOffset(0.0, 0.0), *offsets.values()], key=lambda vote: vote.ahead)
     middle = votes[(len(votes) - 1) // 2], votes[len(votes) // 2]
     median = min(middle, key=lambda vote: abs(vote.ahead))
@@ -249,11 +241,9 @@ def find_skewed_clocks(offsets: Mapping[str, ClockOffset]) -> Problems:
         skew = offset.ahead - median.ahead
         uncertainty = offset.give_or_take + median.give_or_take
         if abs(skew) - uncertainty > SKEW_LIMIT:
-            values = {
-                "seconds": f"{abs(skew):.1f}",
-                "side": "ahead of" if skew > 0 else "behind",
-                "uncertainty": f"{uncertainty:.1f}",
-            }
+            side = "ahead of" if skew > 0 else "behind"
+            values = {"seconds": f"{abs(skew):.1f}", "side": side}
+            values["uncertainty"] = f"{uncertainty:.1f}"
             problems[node] = [Problem(ProblemCode.CLOCK_WRONG, node, values)]
     return problems
 
@@ -268,9 +258,7 @@ def _list_usable(addresses: Iterable[str]) -> list[str]:
     ]
 
 
-def _find_expected_addresses(
-    name: str, answers: Mapping[str, Mapping[str, Sequence[str]]]
-) -> frozenset[str]:
+def _find_expected_addresses(name: str, answers: Mapping[str, Addresses]) -> frozenset[str]:
     """Return the addresses of a name that most nodes find; its own node decides a tie."""
     lists = {node: _list_usable(names.get(name, ())) for node, names in answers.items()}
     by_node = {node: frozenset(addresses) for node, addresses in lists.items()}
@@ -283,9 +271,6 @@ def _find_expected_addresses(
 RESULT = "ALL-REDUCE "  # what trainer/network/all_reduce.py prints before its measurement
 
 _ERROR = re.compile(r"(\[RANK \d+\] )?error: (.*)")
-_BETWEEN_TWO = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
-_ABOUT_ONE = re.compile(r"(\S+?)(?:: | \(rank )")
-_SILENT = re.compile(r"no word from (.+) \(rank ")
 _LOST = re.compile(r"rank \d+ on \S+ lost the others: ")
 
 
@@ -317,20 +302,12 @@ class _Report(NamedTuple):
     text: str
     for_all: bool  # true if the rank reports it for all ranks, which all know it
 
-    @property
-    def pair(self) -> tuple[str, ...]:
-        between = _BETWEEN_TWO.match(self.text)
-        return between.group(1, 2) if between else ()
 
-
-def find_faulty_nodes(
-    printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, LaunchAnswer]
-) -> Problems:
+def find_faulty_nodes(printed: Printed, answers: Mapping[str, LaunchAnswer]) -> Problems:
     """Return the nodes that are at fault when an all-reduce has failed.
 
-    A rank reports an error in a line ``error: ``; an error that all ranks know is reported by one
-    of them for all. A fault between two nodes is attributed to the one with more such faults, or to
-    both.
+    An error that all ranks know is reported by one of them for all. One that names several nodes is
+    attributed to those that most errors name.
     """
     reports = _select_reports(printed)
     if reports:
@@ -344,7 +321,7 @@ def find_faulty_nodes(
     return {first.node: [_make_problem(first.node, why.rstrip(": "))]}
 
 
-def _select_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
+def _select_reports(printed: Printed) -> list[_Report]:
     reports = [one for (node, _), lines in printed.items() for one in _read_reports(node, lines)]
     for_all = [report for report in reports if report.for_all]
     causes = [report for report in reports if not _LOST.match(report.text)]
@@ -365,29 +342,22 @@ def _read_reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
 
 
 def _group_by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
-    frequency = Counter(node for report in reports for node in report.pair)
+    named = {report: _find_named_nodes(report.text, nodes) for report in reports}
+    frequency = Counter(itertools.chain.from_iterable(named.values()))
     problems: Problems = {}
-    for report in reports:
-        for node in _pick_faulty_nodes(report, nodes, frequency):
+    for report, candidates in named.items():
+        most = max((frequency[node] for node in candidates), default=0)
+        faulty = [node for node in candidates if frequency[node] == most]
+        for node in faulty or [report.node]:
             why = report.text.removeprefix(f"{node}: ")
             problems.setdefault(node, []).append(_make_problem(node, why))
     return {node: problems[node] for node in nodes if node in problems}
 
 
-def _pick_faulty_nodes(
-    report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]
-) -> list[str]:
-    pair = report.pair
-    if pair and set(pair) <= set(nodes):
-        most = max(frequency[node] for node in pair)
-        return [node for node in pair if frequency[node] == most]
-    return _find_named_nodes(report.text, nodes) or [report.node]
-
-
 def _find_named_nodes(text: str, nodes: Sequence[str]) -> list[str]:
-    silent, about = _SILENT.match(text), _ABOUT_ONE.match(text)
-    named = silent[1].split(", ") if silent else [about[1]] if about else []
-    return [node for node in named if node in nodes]
+    """Return the nodes that an error is about, as in ``n1 and n2: no answer``."""
+    words = re.findall(r"[^\s,()]+", text.partition(": ")[0])
+    return [] if _LOST.match(text) else [node for node in nodes if node in words]
 
 
 def _describe_exits(answers: Mapping[str, LaunchAnswer]) -> Problems:

@@ -1,7 +1,6 @@
 """The driver: runs inside the allocation and takes all nodes through the phases of a job.
 
-It prints events as JSON lines (:mod:`bundle.protocol.events`), ``job`` first and ``result`` last,
-keeps them as ``events.<jobid>.jsonl`` beside the logs, and writes one log for each rank.
+It prints events (:mod:`bundle.protocol.events`), ``job`` first and ``result`` last.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..protocol.counts import format_size
 from ..protocol.messages import NodeRootFacts, PreflightAnswer, ProbeAnswer
 
+Names = tuple[str, ...]  # of nodes
 SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
 """Packages that the probe's line shows, in this order, with the name it uses."""
 

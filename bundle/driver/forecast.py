@@ -1,11 +1,8 @@
 """Forecast of the time until a job's ranks run, from a small model. Pure functions.
 
-Nodes pass the bundle on to each other along two trees that carry a half each, so every link carries
-it once, and depth adds little
-(:mod:`bundle.transfer.relay_chunks`). Or ``sbcast`` sends it: in blocks of 8 MiB, each sent when
-every node has acknowledged the one before; each sender passes a block on to ``width`` nodes over
-one link, which they share, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm).
-The time to unpack depends on bytes and on files, which cost as much.
+In a relay, every link carries the bundle once (:mod:`bundle.transfer.relay_chunks`). ``sbcast``
+sends a block when every node has acknowledged the one before; each sender passes it on to ``width``
+nodes over one link, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm).
 """
 
 from __future__ import annotations
@@ -43,13 +40,9 @@ class Nodes:
 
 def measure_staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
     """Return the work of a node for a bundle of some layers of which some are new there."""
-    files = sum(layer.files for layer in fresh)
-    return StagingWork(
-        sent=sent,
-        bytes=sum(layer.unpacked_size for layer in fresh),
-        files=files,
-        linked=sum(layer.files for layer in every) - files,
-    )
+    files, linked = (sum(layer.files for layer in layers) for layers in (fresh, every))
+    size = sum(layer.unpacked_size for layer in fresh)
+    return StagingWork(sent=sent, bytes=size, files=files, linked=linked - files)
 
 
 class Staging(NamedTuple):
@@ -127,24 +120,18 @@ def forecast_broadcast(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float
 
 
 def forecast_staging(
-    work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, *, relayed: bool = True
+    work: StagingWork,
+    nodes: Nodes,
+    rates: Rates = ASSUMED,
+    *,
+    relayed: bool = True,
+    speed: float | None = None,
 ) -> Staging:
-    """Return the seconds to stage the environment on all nodes, to which the bundle is sent."""
-    send = (forecast_relay if relayed else forecast_broadcast)(work.sent, nodes, rates)
-    return _add_unpacking(work, nodes, rates, send, rates.received * work.sent)
-
-
-def forecast_shared_staging(
-    work: StagingWork, nodes: Nodes, speed: float, rates: Rates = ASSUMED
-) -> Staging:
-    """Return the same for nodes that read the bundle; ``speed`` is the slowest one, in bytes/s."""
-    return _add_unpacking(work, nodes, rates, work.sent / speed, 0.0)
-
-
-def _add_unpacking(
-    work: StagingWork, nodes: Nodes, rates: Rates, send: float, receiving: float
-) -> Staging:
-    """Add to ``send``, seconds until all nodes have it; ``receiving`` are CPU seconds of a node."""
+    """Return the seconds to stage the environment: read at ``speed`` bytes/s by all, or sent."""
+    send, receiving = work.sent / (speed or 1.0), 0.0  # CPU seconds of a node
+    if speed is None:
+        send = (forecast_relay if relayed else forecast_broadcast)(work.sent, nodes, rates)
+        receiving = rates.received * work.sent
     content = rates.file * work.files + rates.byte * work.bytes
     fixed = nodes.compute_serial(rates.environment + rates.link_file * work.linked)
     share = min(1.0, BLOCK / work.sent) if work.sent else 0.0
@@ -154,8 +141,7 @@ def _add_unpacking(
 
 def forecast_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for a Slurm step on these nodes."""
-    started = rates.step + rates.node * nodes.count
-    return started + nodes.compute_serial(rates.agent)
+    return rates.step + rates.node * nodes.count + nodes.compute_serial(rates.agent)
 
 
 def forecast(
@@ -164,8 +150,7 @@ def forecast(
     """Return the seconds by phase; groups are staged in turn, none if all have the environment."""
     step = forecast_step(nodes, rates)
     probe = nodes.compute_serial(rates.probe)
-    # Several groups have a step each, and so have ranks that Slurm starts. Where nothing is staged,
-    # torchrun starts while the nodes are probed.
+    # Several groups have a step each. If nothing is staged, torchrun starts during the probe.
     extra_steps = len(staged) if len(staged) > 1 else 0
     torchrun = max(0.0, nodes.compute_serial(rates.torchrun) - (0.0 if staged else probe))
     return Forecast(

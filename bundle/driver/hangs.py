@@ -1,8 +1,7 @@
 """Why silent ranks do not go on: one verdict from two looks at them. Pure functions.
 
 The order of evidence: a process that is stopped, dead, or held by the kernel; a rank that has not
-entered a collective operation which others wait in; ranks in different operations; a rank whose
-stack is not that of most. All of it comes from the nodes, and some ranks may have given no answer.
+entered an operation which others wait in; different operations; a stack that is not that of most.
 """
 
 from __future__ import annotations
@@ -31,22 +30,14 @@ _LOADER = "/torch/utils/data/dataloader.py"
 _CHILD = "process "  # the beginning of the name of the stack of a rank's child
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce", "all_gather_base", "reduce_scatter_base")
 """Operations to which all ranks must give tensors of the same shapes."""
-_MAY_WORK = (
-    "it uses the CPU or moves on, so it may be at work",
-    "some use the CPU or move on, so they may be at work",
-)
+
 _ANSWER_CPU_SECONDS = 0.1  # CPU time that the thread which answers a question uses at most
 _CHARACTERS = 1000  # of the verdict; a part of it comes from the nodes
-_BUSY = 0.1
-"""CPUs that a rank uses which may be at work: copying files takes that much, and what waits in a
-lock or a socket uses next to none."""
+_BUSY = 0.1  # CPUs that a rank uses which may be at work, for example copying files
 
 
 def find_hang(states: States, earlier: States, seconds: float) -> Hang | None:
-    """Return why the ranks do not go on; None where they do, or there are none.
-
-    ``earlier`` are their states so many seconds before.
-    """
+    """Return why the ranks do not go on; None where they do. ``earlier`` is the look before."""
     unknown = "", RankState(-1, ProcessState(0, state=UNKNOWN_STATE))
     ranks = {
         number: _Rank(number, node, state, earlier.get(number, unknown)[1])
@@ -90,11 +81,10 @@ class _Rank:
     def is_busy(self, seconds: float) -> bool:
         """Return whether it uses the CPU, has moved to another place, or starts processes."""
         processes = self.list_processes()
-        if not processes:
-            return False
         used = sum(last.seconds - first.seconds for first, last in processes)
         moved = get_main_frames(self.state) != get_main_frames(self.earlier)
-        return moved or used > _BUSY * seconds or len(processes) <= len(self.state.children)
+        has_more = len(processes) <= len(self.state.children)
+        return bool(processes) and (moved or has_more or used > _BUSY * seconds)
 
 
 def _list_numbers(groups: Sequence[CollectiveState]) -> list[tuple[object, ...]]:
@@ -129,7 +119,6 @@ class _Comparison:
         ]  # ranks that others wait for, and that wait for none: the roots of all waiting
 
     def is_busy(self, rank: int) -> bool:
-        """Return whether a rank uses the CPU, or has moved to another place."""
         return self.ranks[rank].is_busy(self._seconds)
 
     def name(self, ranks: Sequence[int]) -> str:
@@ -140,7 +129,6 @@ class _Comparison:
     def make_hang(
         self, kind: str, ranks: Sequence[int], text: str, stuck: _Stuck | None = None
     ) -> Hang:
-        """Return the verdict on ranks; the text is followed by where the first of them is."""
         shown = ranks or sorted(stuck.waiting if stuck else self.ranks)
         first = self.ranks[shown[0]]
         alive = [self.ranks[rank] for rank in ranks if not self.ranks[rank].has_ended]
@@ -151,7 +139,7 @@ class _Comparison:
         if where:
             text += f"; {'it' if len(shown) == 1 else f'rank {first.number}'} {where}"
         if is_busy:
-            text += f"; {_MAY_WORK[len(ranks) > 1]}"
+            text += "; it uses the CPU or moves on, so it may be at work"
         hang = Hang(
             kind=kind,
             ranks=tuple(ranks),
@@ -254,8 +242,7 @@ def _judge_group(
 def _find_awaited(reports: Mapping[int, CollectiveState]) -> int:
     """Return the number of the first operation of a group that no rank has completed.
 
-    A rank may report an earlier one as the last completed, also when it waits for none: Gloo's
-    threads may note two in the wrong order.
+    A rank may report an earlier one as the last: Gloo's threads may note two in the wrong order.
     """
     completed = max(report.completed for report in reports.values())
     if completed >= 0:
@@ -308,10 +295,8 @@ def _group_by_operation(stuck: _Stuck) -> list[list[int]]:
 
 
 def _describe_mismatch(looks: _Comparison, stuck: _Stuck, few: list[int], most: list[int]) -> Hang:
-    few_in, most_in = (
-        f"{stuck.reports[ranks[0]].operation} {stuck.number} ({stuck.reports[ranks[0]].shapes})"
-        for ranks in (few, most)
-    )
+    first, other = stuck.reports[few[0]], stuck.reports[most[0]]
+    few_in, most_in = (f"{one.operation} {stuck.number} ({one.shapes})" for one in (first, other))
     text = (
         f"{looks.name(few)} {_are(few)} in {few_in}, and {_count(most)} in {most_in}: "
         "the program does not call the same operations in all ranks"
@@ -321,14 +306,11 @@ def _describe_mismatch(looks: _Comparison, stuck: _Stuck, few: list[int], most: 
 
 def _describe_circle(looks: _Comparison) -> Hang:
     stuck = looks.stuck[0]
-    rank = stuck.behind[0]
-    other = next(one for one in looks.stuck if rank in one.waiting)
-    text = (
-        f"{looks.name([rank])} waits in {other} and has not entered {stuck}, which "
-        f"{_count_waiting(stuck.waiting)} in: groups of ranks wait for each other"
-    )
-    ranks = dict.fromkeys(rank for one in looks.stuck for rank in one.behind)
-    return looks.make_hang("mismatch", list(ranks), text, stuck)
+    ranks = list(dict.fromkeys(rank for one in looks.stuck for rank in one.behind))
+    other = next(one for one in looks.stuck if ranks[0] in one.waiting)
+    which = f"{stuck}, which {_count_waiting(stuck.waiting)} in"
+    text = f"{looks.name(ranks[:1])} waits in {other} and has not entered {which}"
+    return looks.make_hang("mismatch", ranks, f"{text}: groups of ranks wait for each other", stuck)
 
 
 def _count(ranks: Collection[int], noun: str = "rank") -> str:
@@ -375,7 +357,7 @@ def _compare_stacks(looks: _Comparison) -> Hang:
     silent = places.pop((), [])
     if not places:
         return looks.make_hang("unknown", silent, "no rank shows where it is")
-    waiting = [ranks for frames, ranks in places.items() if _is_waiting(frames)]
+    waiting = [ranks for frames, ranks in places.items() if _WAITING in "\n".join(frames)]
     most = max(waiting or places.values(), key=len)
     ranks = _list_others(list(places.values()), waiting, most) or (silent if waiting else [])
     if ranks:
@@ -398,17 +380,10 @@ def _group_by_stack(ranks: Mapping[int, _Rank]) -> dict[tuple[str, ...], list[in
     return places
 
 
-def _is_waiting(frames: Sequence[str]) -> bool:
-    return any(_WAITING in frame for frame in frames)
-
-
 def _list_others(
     groups: list[list[int]], waiting: Collection[list[int]], most: list[int]
 ) -> list[int]:
-    """Return the ranks that are not where sound ones are, those of the smallest group first.
-
-    Ranks in torch.distributed wait, and are sound; else most are, where they are the majority.
-    """
+    """Return the ranks that are not where those that wait, or the majority, are; fewest first."""
     if not waiting and 2 * len(most) <= sum(map(len, groups)):
         return []
     others = [ranks for ranks in groups if ranks is not most and ranks not in waiting]

@@ -1,11 +1,7 @@
 """The files of one job under the log directory, all written by the driver.
 
-A rank's log holds the bytes that it wrote; that of a node's first rank also has lines of the driver
-and of the launcher.
-
 ``order.<jobid>.tsv`` says when which log grew: a line for each piece that was appended, with the
-time in seconds since the epoch on the driver's clock, the node, the task and the piece's bytes. A
-log's pieces are in order, so their sizes tell where each begins.
+time in seconds since the epoch on the driver's clock, the node, the task and the piece's bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +25,6 @@ from ..system import files, permissions, processes, signals
 from ..system.own_program import read_source
 from .transports.slurm_text import parse_submit_time
 
-# --- The files of another job of the same number, moved away before this job writes any ----------
-
-# Slurm's numbers begin anew when it is set up again, and two clusters may share a log directory.
-
 _ASK_SECONDS = 30.0
 CLOCK_SECONDS = 60.0  # seconds by which the clocks of two hosts may differ
 
@@ -43,7 +35,10 @@ def cluster_name(job: Job) -> str:
 
 
 def move_older_files(job: Job) -> str:
-    """Move the files of another job of this number to a folder; return it, empty for none."""
+    """Move the files of another job of this number to a folder; return it, empty for none.
+
+    Slurm's numbers begin anew when it is set up again, and clusters may share a log directory.
+    """
     if job.allocation is not Allocation.SLURM or job.attempt:
         return ""
     last = _last_begin(os.path.join(job.log_dir, log_names.make_events_name(job.id)))
@@ -61,17 +56,13 @@ def move_older_files(job: Job) -> str:
 
 
 def _match_names(job_id: str) -> re.Pattern[str]:
-    names = (
-        log_names.make_events_name,
-        log_names.make_order_name,
-        log_names.make_preflight_name,
-        log_names.make_job_name,
-        log_names.make_wrapper_name,
-        log_names.make_stacks_name,
+    fixed = (
+        *(log_names.make_events_name, log_names.make_order_name, log_names.make_preflight_name),
+        *(log_names.make_job_name, log_names.make_wrapper_name, log_names.make_stacks_name),
         log_names.make_stacks_request_name,
     )
-    fixed = [re.escape(name(job_id)) for name in names]
-    return re.compile("|".join((*fixed, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
+    names = [re.escape(make_name(job_id)) for make_name in fixed]
+    return re.compile("|".join((*names, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
 
 
 def _last_begin(events: str) -> Record | None:
@@ -112,20 +103,12 @@ def format_attempt_mark(number: int) -> str:
 
 
 class Logs:
-    """Files by name; they are appended to, so a job that is started again goes on in them.
-
-    Attributes:
-        older: where the files of another job of the same number are now; empty for none.
-        fault: the reason why something could not be kept; empty while all is well.
-        disk_full: True if that reason is a full disk.
-        lost: bytes of output that could not be kept, by node and task.
-    """
+    """Files by name; they are appended to, so a job that is started again goes on in them."""
 
     def __init__(self, job: Job) -> None:
-        """Create the directory, the event log, and copies of the wrapper and the redacted job."""
-        self.fault = ""
-        self.disk_full = False
-        self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
+        self.fault = ""  # the reason why something could not be kept
+        self.disk_full = False  # true if that reason is a full disk
+        self.lost = collections.Counter[tuple[str, int]]()  # bytes not kept, by node and task
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
         self._begun: set[str] = set()
@@ -135,7 +118,7 @@ class Logs:
         self._answered: tuple[int, ...] = ()  # it may not be possible to remove that one
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
-            self.older = move_older_files(job)
+            self.older = move_older_files(job)  # their folder; empty for none
             self._open(log_names.make_events_name(job.id))
         except OSError as exc:
             values = {"why": files.error_text(exc)}
@@ -181,16 +164,7 @@ class Logs:
 
     def stacks(self, text: str) -> None:
         """Write ``stacks.<jobid>.json``, in the place of an earlier one."""
-        name = log_names.make_stacks_name(self._job.id)
-        path, new = (os.path.join(self._job.log_dir, one) for one in (name, f".{name}.new"))
-        try:
-            with self._open_with_mode(os.path.basename(new), "wb") as handle:
-                handle.write(text.encode())
-            os.replace(new, path)
-        except OSError as exc:
-            self._note_fault(name, exc)
-            with suppress(OSError):
-                os.unlink(new)
+        self._copy(log_names.make_stacks_name(self._job.id), text.encode())
 
     def is_stacks_requested(self) -> bool:
         """Tell whether this user asks for the stacks, with ``stacks.<jobid>.request``."""
@@ -198,12 +172,9 @@ class Logs:
         try:
             # A client of NFS looks again at a directory that it opens; else it may believe for
             # acdirmax, a minute, that the file is not there: see "close-to-open" in nfs(5).
-            folder = os.open(self._job.log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                owner = os.fstat(folder).st_uid  # some servers make every file somebody else's
-            finally:
-                os.close(folder)
+            with os.scandir(self._job.log_dir):
+                found = os.lstat(os.path.join(self._job.log_dir, name))
+            owner = os.stat(self._job.log_dir).st_uid  # some servers make every file another's
         except OSError:
             return False
         self._request = found.st_ino, found.st_mtime_ns
@@ -222,11 +193,15 @@ class Logs:
         return log_names.make_rank_log_name(self._job.name, self._job.id, node, task)
 
     def _copy(self, name: str, data: bytes) -> None:
+        path, new = (os.path.join(self._job.log_dir, one) for one in (name, f".{name}.new"))
         try:
-            with self._open_with_mode(name, "wb") as handle:
+            with self._open_with_mode(os.path.basename(new), "wb") as handle:
                 handle.write(data)
+            os.replace(new, path)
         except OSError as exc:
             self._note_fault(name, exc)
+            with suppress(OSError):
+                os.unlink(new)
 
     def _note_fault(self, name: str, exc: OSError) -> None:
         self.fault = f"{name}: {exc.strerror or exc}"

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from ..protocol.events import FramesLost, OutputLoss, OutputShown, RankOutput
 from ..protocol.messages import LaunchAnswer, split_lines
@@ -24,12 +24,6 @@ def format_line(job_id: str, time: float, event: Mapping[str, object]) -> str:
     """Return an event as a line of JSON, as it is printed and kept."""
     return json.dumps({"v": 1, "job_id": job_id, "time": round(time, 3), **event})
 
-
-# --- The output of the driver, in a thread of its own: a reader that stops reading holds up nothing
-
-# A terminal may stop at Ctrl-S, and a pipe takes 64 KiB. What waits for the reader is bounded:
-# beyond that the oldest output of ranks, which their logs have, is not shown, and the next event
-# counts its lines. No other event is left out, and the order stays.
 
 HELD_BYTES = 8 << 20  # of ranks, besides what is being written
 _OBJECT_BYTES = 400  # of a piece, besides its bytes: many ranks may print little each
@@ -50,12 +44,14 @@ class _Output(NamedTuple):
 
 
 class Display:
-    """The driver's standard output. All methods are the main thread's."""
+    """The driver's standard output, printed by a thread: a stopped reader holds up nothing.
+
+    Beyond a limit, the oldest output of ranks is not shown, and the next event counts its lines.
+    """
 
     def __init__(self, job_id: str, handle: int = _STDOUT) -> None:
         self._job_id, self._handle = job_id, handle
-        self._changed = threading.Condition()
-        """Held to read or change what follows; the main thread puts signals off meanwhile."""
+        self._changed = threading.Condition()  # held with signals put off, for all that follows
         self._numbers = itertools.count()  # numbers of what is printed, in its order
         self._events: collections.deque[tuple[int, bytes]] = collections.deque()
         self._output: collections.deque[tuple[int, _Output]] = collections.deque()
@@ -111,7 +107,8 @@ class Display:
         except OSError as exc:
             if isinstance(exc, BrokenPipeError):  # the reader has gone: end as after a signal
                 os.kill(os.getpid(), signal.SIGTERM)
-            self._discard()
+        while True:
+            self._next()
 
     def _next(self) -> bytes:
         parts: list[bytes] = []
@@ -146,7 +143,6 @@ class Display:
         return format_line(self._job_id, shown.time, fields).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
-        """Write all of it, even if another process has made the descriptor non-blocking."""
         view = memoryview(data)
         room = select.poll()
         room.register(self._handle, select.POLLOUT)
@@ -155,15 +151,6 @@ class Display:
                 view = view[os.write(self._handle, view) :]
             except BlockingIOError:  # a terminal's flags are shared by all that have it open
                 room.poll()
-
-    def _discard(self) -> None:
-        while True:
-            with self._changed:
-                self._events.clear()
-                self._output.clear()
-                self._held, self._idle = 0, True
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._events or self._output)
 
 
 _LOST_ON_THE_WAY = ProblemCode.OUTPUT_LOST.row.why
@@ -178,11 +165,10 @@ class OutputLogs:
 
     def begin_launch(self) -> None:
         """Count anew: nothing of an earlier launch is missed."""
-        self._received: collections.Counter[tuple[str, int | None]] = collections.Counter()
-        """Bytes received from each rank of each node; the node's launcher has None for a rank."""
+        # Bytes received from each rank of each node; the node's launcher has None for a rank.
+        self._received = collections.Counter[tuple[str, Optional[int]]]()
         self._missing: dict[tuple[str, int | None], OutputLoss] = {}
-        self._frames: collections.Counter[str] = collections.Counter()
-        """Frames that nodes have lost, where they have not said how many bytes that were."""
+        self._frames = collections.Counter[str]()  # lost by nodes that have not said how many bytes
         self._counted: set[tuple[str, str]] = set()
 
     def write(self, event: RankOutput, task: int) -> None:

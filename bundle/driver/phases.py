@@ -29,21 +29,19 @@ from .transports.transport import Event, LaunchStopped
 
 
 def _start_ranks(state: State, progress: RankProgress, code: JobCode) -> None:
-    shared = not state.separate_run_dirs
     group = _make_group(state)
     if group.on_cpus:
         _note_cpus(state)
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
     keeps_numbers = not is_moving(state.job.launch)  # true if ranks stay on their nodes
-    has_begun = state.job.min_nodes is None
-    """True once no node is left out any more, so that ranks get no other numbers."""
+    has_begun = state.job.min_nodes is None  # true once no node is left out any more
 
     def request(node: str) -> messages.LaunchRequest:
         return messages.LaunchRequest(
             *state.place(node),
             group=group,
-            shared=shared,
+            shared=not state.separate_run_dirs,
             attempt=state.attempt,
             code=code.choose_directory(node),
             removes_code=code.compiles_anew,
@@ -117,13 +115,10 @@ def _get_exit_codes(answers: Mapping[str, LaunchAnswer]) -> dict[str, int]:
     return {node: 1 if code is None else code for node, code in codes.items()}
 
 
-# --- The phases of a job, in their order: each asks the nodes, then uses their answers -----------
-
-
 class Phase(NamedTuple):
     """One step of a job, on all of its nodes at once."""
 
-    name: PhaseName  # its name in the events ``begin`` and ``end``, and in the result's ``seconds``
+    name: PhaseName
     ask: Callable[[State], None]  # asks the nodes; ``state.answers`` then has the answer of each
     use: Callable[[State], None]  # also leaves out nodes with a problem, or fails
 
@@ -133,17 +128,15 @@ def phases_of(job: Job) -> tuple[Phase, ...]:
     if job.action is Action.CLEAN:
         return (CLEAN,)
     check = (PREFLIGHT, PLACE, UNPACK, PROBE)
-    if _checks_deeply(job):
-        from . import deep_check
+    if job.action is Action.RUN:
+        return (*check, LAUNCH)
+    if not job.deep:
+        return check
+    from . import deep_check
 
-        deep = Phase(PhaseName.DEEP, deep_check.check_nodes, _do_nothing)
-        all_reduce = Phase(PhaseName.ALL_REDUCE, deep_check.all_reduce, State.leave_out_or_fail)
-        return (*check, deep, all_reduce)
-    return (*check, LAUNCH) if job.action is Action.RUN else check
-
-
-def _checks_deeply(job: Job) -> bool:
-    return job.deep and job.action is Action.VERIFY
+    deep = Phase(PhaseName.DEEP, deep_check.check_nodes, _do_nothing)
+    all_reduce = Phase(PhaseName.ALL_REDUCE, deep_check.all_reduce, State.leave_out_or_fail)
+    return (*check, deep, all_reduce)
 
 
 def _do_nothing(state: State) -> None:
@@ -151,12 +144,10 @@ def _do_nothing(state: State) -> None:
 
 
 def _ask_preflight(state: State) -> None:
-    """Look before anything is sent: every problem of every node at once."""
     known = list_known_paths(state.job)
     with collect.run_dir_marker(state.job) as marker:
         state.ask(
-            PhaseName.PREFLIGHT,
-            lambda node: _make_preflight_request(state, node, marker, known),
+            PhaseName.PREFLIGHT, lambda node: _make_preflight_request(state, node, marker, known)
         )
 
 
@@ -183,6 +174,9 @@ def _use_preflight(state: State) -> None:
     state.choose_nproc()
 
 
+_DONE = {False: "staged", True: "reused"}
+
+
 def _use_unpack(state: State) -> None:
     answers = state.get_answers(messages.UnpackAnswer)
     seconds = [one.unpack_seconds for one in answers.values() if one.unpack_seconds is not None]
@@ -193,18 +187,13 @@ def _use_unpack(state: State) -> None:
         unpack_seconds=max(seconds, default=None),
         repaired=repaired or None,
     )
-    _log_environments(state, answers)
+    for node, answer in answers.items():
+        if answer.ok:
+            state.log_line(node, f"{node} {_DONE[answer.reused]} -> {answer.path}")
     for node, damage in repaired.items():
         if state.facts[node].damage is None:
             state.note(f"{node}: {damage}", warning=True)
     state.leave_out_or_fail()
-
-
-def _log_environments(state: State, answers: Mapping[str, messages.UnpackAnswer]) -> None:
-    for node, answer in answers.items():
-        if answer.ok:
-            done = "reused" if answer.reused else "staged"
-            state.log_line(node, f"{node} {done} -> {answer.path}")
 
 
 def _ask_probe(state: State) -> None:
@@ -219,15 +208,12 @@ def _use_probe(state: State) -> None:
             state.log_line(node, answer.line)
     warned = [(node, str(one)) for node, answer in answers.items() for one in answer.warnings]
     state.note_nodes(warned, warning=True)
-    if not _checks_deeply(state.job):  # else problems are reported with their causes
+    if not state.job.deep:  # else problems are reported with their causes
         state.leave_out_or_fail()
 
 
 def _ask_launch(state: State) -> None:
-    """Start the ranks; again without the nodes that kept all of them from beginning.
-
-    After a failure that may not come again they are started anew, as often as the job allows.
-    """
+    """Start the ranks; again without the nodes that kept them from beginning, or by retries."""
     history, code = History(state.job.launch.retries), JobCode(state)
     _prepare_run_dirs(state)
     code.send()
@@ -280,10 +266,9 @@ def _prepare_restart(state: State, failure: Failure, failed: FailedAttempt, ende
         _use_unpack(state)
     state.set_spares_aside()
     state.forget_launch()
-    left_out = tuple(node for node in before if node not in state.job.nodes)
-    seconds = round(time.monotonic() - ended, 3)
-    nodes, spares = state.job.nodes, state.spares
-    state.emit(AttemptBegins(state.attempt, nodes, spares, failed, left_out, seconds))
+    nodes, seconds = state.job.nodes, round(time.monotonic() - ended, 3)
+    left_out = tuple(node for node in before if node not in nodes)
+    state.emit(AttemptBegins(state.attempt, nodes, state.spares, failed, left_out, seconds))
     state.mark_attempt()
 
 
@@ -318,19 +303,16 @@ CLEAN = Phase(
     State.fail_if_any,
 )
 
-# --- What the preflight asks, and what the driver says of its answers ----------------------------
-
 
 def _check_drivers(state: State) -> None:
     layers = () if state.bundle is None else state.bundle.manifest.layers
     wheels = [(layer.name, layer.version) for layer in layers if layer.kind == "wheel"]
     need = cuda.find_cuda_need(wheels)
     answers = state.get_answers(PreflightAnswer)
-    for node, answer in answers.items():
-        problem = cuda.find_driver_problem(node, answer.gpus, need)
-        if problem is not None:
-            _add_problem(state, answer, problem)
     gpus = {node: answer.gpus for node, answer in answers.items()}
+    for node, answer in answers.items():
+        if (problem := cuda.find_driver_problem(node, gpus[node], need)) is not None:
+            _add_problem(state, answer, problem)
     for note in cuda.list_driver_notes(gpus, need):
         state.note(note)
 

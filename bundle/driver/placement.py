@@ -1,7 +1,7 @@
 """Bringing the environment to the nodes: the plan, the sending, and a second try where it failed.
 
-The file goes into a directory of the job's own in ``incoming/`` of the node root. The agent makes
-it, checks every digest, and removes it whatever happens: a block that comes late finds no place.
+The agent makes a directory for the file in ``incoming/`` of the node root, and removes it whatever
+happens: a block that comes late finds no place.
 """
 
 from __future__ import annotations
@@ -25,22 +25,19 @@ from ..protocol.messages import Answer, Incoming, RelayTask, UnpackAnswer, Unpac
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
 from . import plan as planning
-from .findings import group_nodes, shorten_names
+from .findings import Names, group_nodes, shorten_names
 from .forecast import forecast
 from .plan import RELAY, SENT, NodeGroup, TransferRule
 from .state import State
 from .transports import slurm_text
 from .transports.transport import Delivery, Transfer
 
-# --- The disk of the host where the driver runs: where it is full or fails, no node is to blame
-
-_FAULTS = frozenset((errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT))
-"""Errors that are a file system's, whatever was written."""
+_FAULTS = frozenset((errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT))  # of a file system
 
 
 @contextlib.contextmanager
 def convert_disk_errors() -> Iterator[None]:
-    """Turn an error of a file system on this host into a problem of the host."""
+    """Turn an error of a file system on this host into a problem of it, which is no node's."""
     try:
         yield
     except OSError as exc:
@@ -91,8 +88,8 @@ def make_and_emit_plan(state: State) -> None:
     state.emit(report)
     state.result = replace(state.result, plan=report)
     state.answers = {node: Answer(node) for node in job.nodes}
-    for node, problem in problems.items():
-        state.answers[node] = Answer(node, ok=False, problems=(problem,))
+    for problem in problems.values():
+        _fail_node(state, problem)
     state.leave_out_or_fail()
 
 
@@ -141,16 +138,14 @@ def send_results(state: State, source: str) -> None:
     state.leave_out_or_fail()
 
 
-def send_code(state: State, source: str, kind: str, nodes: tuple[str, ...]) -> dict[str, str]:
+def send_code(state: State, source: str, kind: str, nodes: Names) -> dict[str, str]:
     """Send compiled code to nodes of a kind; return those that did not get it, and why."""
     _send_file(state, source, f"code.{kind}", nodes, code=kind)
     failed = state.find_failed()
     return {node: str(next(iter(answer.problems), "")) for node, answer in failed.items()}
 
 
-def _send_file(
-    state: State, source: str, name: str, nodes: tuple[str, ...], code: str = ""
-) -> None:
+def _send_file(state: State, source: str, name: str, nodes: Names, code: str = "") -> None:
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
     relayed = planning.is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder, size = f"{INCOMING_PREFIX}{state.job.id}.{name}", os.path.getsize(source)
@@ -180,7 +175,7 @@ class _Shipment(NamedTuple):
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
 
 
-def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
+def _deliver(state: State, shipment: _Shipment, nodes: Names) -> None:
     _deliver_in_any_way(state, shipment, nodes)
     damaged = _find_damaged_copies(state, shipment, nodes)
     if not damaged:
@@ -188,12 +183,11 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
     _deliver_in_any_way(state, shipment, damaged)
     for node in _find_damaged_copies(state, shipment, damaged):
-        damage = state.answers[node].problems[0]
-        problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
-        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
+        values = {"why": state.answers[node].problems[0].why}
+        _fail_node(state, Problem(ProblemCode.COPY_DAMAGED_TWICE, node, values))
 
 
-def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
+def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: Names) -> None:
     """Send to all nodes, then to failed ones singly; by ``sbcast`` or ``ssh`` if a relay failed."""
     if shipment.relayed:
         nodes = _relay(state, shipment, nodes)
@@ -212,7 +206,7 @@ def _deliver_in_any_way(state: State, shipment: _Shipment, nodes: tuple[str, ...
                     _note_not_sent(state, shipment, (node,), delivery.failed)
 
 
-def _relay(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> tuple[str, ...]:
+def _relay(state: State, shipment: _Shipment, nodes: Names) -> Names:
     delivery = _deliver_once(state, shipment, nodes)
     unreached: dict[str, str] = {}
     for node in nodes:
@@ -233,7 +227,7 @@ def _other_way(job: Job) -> str:
     return planning.SSH if job.allocation is Allocation.SSH else planning.SBCAST
 
 
-def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
+def _deliver_together(state: State, shipment: _Shipment, nodes: Names) -> list[str]:
     """Send to all, then retry without failed nodes (with all if Slurm names none); return these."""
     failed_nodes: list[str] = []
     unexplained = 0
@@ -255,13 +249,11 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
     return failed_nodes
 
 
-def _leave_out(nodes: tuple[str, ...], dropped: Collection[str]) -> tuple[str, ...]:
+def _leave_out(nodes: Names, dropped: Collection[str]) -> Names:
     return tuple(node for node in nodes if node not in dropped)
 
 
-def _find_damaged_copies(
-    state: State, shipment: _Shipment, nodes: tuple[str, ...]
-) -> tuple[str, ...]:
+def _find_damaged_copies(state: State, shipment: _Shipment, nodes: Names) -> Names:
     answers = state.get_answers(UnpackAnswer)
     arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
@@ -271,7 +263,7 @@ def _find_damaged_copies(
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
-def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
+def _deliver_once(state: State, shipment: _Shipment, nodes: Names) -> Delivery:
     for node in nodes:
         state.answers.pop(node, None)
     attempts = state.sent_folders.count(shipment.folder)
@@ -285,15 +277,10 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
 
     def request(node: str) -> UnpackRequest:
         facts = state.facts[node]
-        incoming = Incoming(
-            shipment.make_target(facts.root),
-            shipment.manifest,
-            shipment.members,
-            shipment.size,
-            RelayTask(token, facts.address) if token else None,
-            shipment.results,
-            shipment.code,
-        )
+        file = (shipment.manifest, shipment.members, shipment.size)
+        relay = RelayTask(token, facts.address) if token else None
+        place = shipment.make_target(facts.root)
+        incoming = Incoming(place, *file, relay, shipment.results, shipment.code)
         return UnpackRequest(*state.place(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)
@@ -303,9 +290,7 @@ def _deliver_once(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> 
     return delivery
 
 
-def _record_sending(
-    state: State, shipment: _Shipment, delivery: Delivery, nodes: tuple[str, ...]
-) -> None:
+def _record_sending(state: State, shipment: _Shipment, delivery: Delivery, nodes: Names) -> None:
     # What is learnt of sending bundles comes from bundles only.
     if shipment.results or shipment.code or delivery.seconds is None:
         return
@@ -317,7 +302,7 @@ def _record_sending(
 
 
 def _classify_fault(fault: str, answered: Iterable[Problem]) -> ProblemCode:
-    if slurm_text.is_network_fault(fault):
+    if slurm_text.NETWORK_FAULT.search(fault):
         return ProblemCode.BUNDLE_NOT_SENT_NETWORK
     if any(told.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM for told in answered):
         return ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
@@ -340,5 +325,9 @@ def _note_not_sent(
             "check": f"ssh {node} true" if way == planning.SSH else f"sinfo -N -n {node}",
             "incoming": os.path.join(state.facts[node].root, "incoming"),
         }
-        problem = Problem(code, node, {name: values[name] for name in values if name in code.names})
-        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
+        values = {name: values[name] for name in values if name in code.names}
+        _fail_node(state, Problem(code, node, values))
+
+
+def _fail_node(state: State, problem: Problem) -> None:
+    state.answers[problem.where] = UnpackAnswer(problem.where, ok=False, problems=(problem,))

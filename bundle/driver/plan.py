@@ -1,4 +1,4 @@
-"""The plan of the transfer: the parts of a bundle that each node needs. Pure functions."""
+"""The plan of the transfer: the parts of a bundle that each node needs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,8 @@ from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from .findings import group_nodes, shorten_names
-from .forecast import (
-    Nodes,
-    Staging,
-    forecast_shared_staging,
-    forecast_staging,
-    measure_staging_work,
-)
+from .findings import Names, group_nodes, shorten_names
+from .forecast import Nodes, Staging, forecast_staging, measure_staging_work
 
 _CHUNK = 8 << 20
 
@@ -57,6 +51,8 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
         raise NodeError(files.disk_problem(exc, folder, full, unwritable)) from exc
 
 
+Facts = Mapping[str, PreflightAnswer]  # the answers to the preflight, by node
+Forecasting = Callable[["NodeGroup"], Staging]
 PRESENT, SHARED, RELAY, SBCAST, SSH = "present", "shared", "relay", "sbcast", "ssh"
 SENT = (RELAY, SBCAST, SSH)  # the ways in which a file is sent
 
@@ -72,13 +68,11 @@ class TransferRule(NamedTuple):
 class NodeGroup(NamedTuple):
     """Nodes that get their environment in the same way."""
 
-    nodes: tuple[str, ...]
-    how: str
-    """``present``: the environment is there; ``shared``: they read the bundle where it lies;
-    ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
+    nodes: Names
+    how: str  # they have it (``present``), read it (``shared``), or are sent it
     members: tuple[str, ...] | None = None
-    """Names of the bundle's members that are sent; None for the whole bundle. There may be none, if
-    the nodes have all layers and only the manifest differs."""
+    """Names of the bundle's members that are sent, none if only the manifest differs; None for the
+    whole bundle."""
     layers: tuple[str, ...] = ()
     bytes: int = 0
     work: StagingWork | None = None  # of each node; None if there is none, or it is unknown
@@ -98,7 +92,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    facts: Mapping[str, PreflightAnswer],
+    facts: Facts,
     rule: TransferRule,
     manifest: Manifest | None,
     size: int,
@@ -122,9 +116,7 @@ def make_plan(
     return Plan((*present, *groups), why, tuple(map(forecast, groups))), problems
 
 
-def forecast_nodes(
-    nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1
-) -> Nodes:
+def forecast_nodes(nodes: Collection[str], facts: Facts, sharing: int = 1) -> Nodes:
     """Describe some nodes for the forecast, by their answers to the preflight."""
     hosts = [facts[node].host for node in nodes]
     cpus = [1 if host is None else host.cpus for host in hosts]
@@ -136,14 +128,12 @@ def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
     return len(END) + sum(BLOCK + length + count_padding(length) for _, length in members)
 
 
-def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool:
+def is_relayed(rule: TransferRule, facts: Facts) -> bool:
     """Return whether these nodes pass a file on to each other that all of them are sent."""
     return _choose_way(rule, list(facts), facts)[0] == RELAY
 
 
-def _choose_way(
-    rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
-) -> tuple[str, str]:
+def _choose_way(rule: TransferRule, nodes: Sequence[str], facts: Facts) -> tuple[str, str]:
     if rule.way is TransferWay.SBCAST:
         return SBCAST, ""
     nowhere = [node for node in nodes if not facts[node].address]
@@ -155,23 +145,19 @@ def _choose_way(
 
 
 def _make_groups(
-    how: str,
-    nodes: Sequence[str],
-    facts: Mapping[str, PreflightAnswer],
-    manifest: Manifest | None,
-    size: int,
+    how: str, nodes: Sequence[str], facts: Facts, manifest: Manifest | None, size: int
 ) -> list[NodeGroup]:
     # One file each for nodes with one path; nodes of a relay may have any.
     same = [tuple(nodes)] if how == RELAY and nodes else group_by_root(nodes, facts)
     return [_find_missing_layers(NodeGroup(own, how), facts, manifest, size) for own in same]
 
 
-def _find_blind(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[str]:
+def _find_blind(nodes: Sequence[str], facts: Facts) -> list[str]:
     return [node for node in nodes if facts[node].rate is None]
 
 
 def _find_unserved(
-    waiting: Sequence[str], stage: Stage, facts: Mapping[str, PreflightAnswer], *, is_sent: bool
+    waiting: Sequence[str], stage: Stage, facts: Facts, *, is_sent: bool
 ) -> dict[str, Problem]:
     blind = _find_blind(waiting, facts)
     if stage == Stage.NEVER:
@@ -189,52 +175,37 @@ def _share_bundle(groups: Sequence[NodeGroup], problems: Collection[str]) -> lis
     ]
 
 
-def _find_slowest_reader(
-    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
-) -> tuple[str, float]:
+def _find_slowest_reader(nodes: Sequence[str], facts: Facts) -> tuple[str, float]:
     slowest = min(nodes, key=lambda node: facts[node].rate or 0.0)
     return slowest, facts[slowest].rate or 1.0
 
 
-def _forecast_group(
-    group: NodeGroup, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int
-) -> Staging:
+def _forecast_group(group: NodeGroup, facts: Facts, rates: Rates, sharing: int) -> Staging:
     if group.work is None:
         return Staging(0.0, 0.0, 0.0)
     nodes = forecast_nodes(group.nodes, facts, sharing)
-    if group.how == SHARED:
-        speed = _find_slowest_reader(group.nodes, facts)[1]
-        return forecast_shared_staging(group.work, nodes, speed, rates)
-    return forecast_staging(group.work, nodes, rates, relayed=group.how == RELAY)
+    speed = _find_slowest_reader(group.nodes, facts)[1] if group.how == SHARED else None
+    return forecast_staging(group.work, nodes, rates, relayed=group.how == RELAY, speed=speed)
 
 
 def _choose(
     waiting: Sequence[str],
     stage: Stage,
     groups: Sequence[NodeGroup],
-    facts: Mapping[str, PreflightAnswer],
-    forecast: Callable[[NodeGroup], Staging],
+    facts: Facts,
+    forecast: Forecasting,
 ) -> tuple[bool, str]:
     count = format_count(len(waiting), "node")
     if not waiting:
         return False, "nothing to send: every node has the environment"
-    if stage == Stage.NEVER:
-        return False, f"{count} to read the shared bundle, as asked for"
+    if stage != Stage.AUTO:
+        as_asked = f"{count} to read the shared bundle, as asked for"
+        return stage == Stage.ALWAYS, "sending is asked for" if stage == Stage.ALWAYS else as_asked
     blind = _find_blind(waiting, facts)
-    if stage == Stage.ALWAYS or blind:
-        unseen = f"{shorten_names(blind)} cannot see the bundle"
-        return True, "sending is asked for" if stage == Stage.ALWAYS else unseen
+    if blind:
+        return True, f"{shorten_names(blind)} cannot see the bundle"
     if any(group.work is None for group in groups):
         return False, f"{count} read the shared bundle: the first node cannot see it"
-    return _choose_quicker(waiting, groups, facts, forecast)
-
-
-def _choose_quicker(
-    waiting: Sequence[str],
-    groups: Sequence[NodeGroup],
-    facts: Mapping[str, PreflightAnswer],
-    forecast: Callable[[NodeGroup], Staging],
-) -> tuple[bool, str]:
     slowest, rate = _find_slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
     reading = max(forecast(group._replace(how=SHARED)).seconds for group in groups)
@@ -242,16 +213,13 @@ def _choose_quicker(
     if reading > sending:
         speed = f"{format_size(int(rate))}/s on {slowest}, about {reading:.1f} s"
         return True, f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-    count = format_count(len(waiting), "node")
     return False, (
         f"{count} read the shared bundle: reading from the shared disk "
         f"(about {reading:.1f} s) is quicker than sending ({sending:.1f} s)"
     )
 
 
-def group_by_root(
-    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
-) -> list[tuple[str, ...]]:
+def group_by_root(nodes: Sequence[str], facts: Facts) -> list[tuple[str, ...]]:
     """Return the nodes that have the same node root, together."""
     return [*map(tuple, group_nodes((node, facts[node].root) for node in nodes).values())]
 
@@ -267,7 +235,7 @@ def _choose_members(
 
 
 def _find_missing_layers(
-    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest | None, size: int
+    group: NodeGroup, facts: Facts, manifest: Manifest | None, size: int
 ) -> NodeGroup:
     if manifest is None:
         return group

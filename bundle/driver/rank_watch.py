@@ -1,7 +1,6 @@
 """Detects ranks that are silent, collects what they do, and records a verdict on them.
 
-Nothing here waits. The transport calls :meth:`RankWatch.tick` about once a second, in the thread in
-which events come.
+Nothing here waits: the transport calls :meth:`RankWatch.tick` in the thread in which events come.
 """
 
 from __future__ import annotations
@@ -12,21 +11,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 
 from ..channel.agent_channel import LOOK
 from ..launch.program_variables import is_moving
 from ..protocol.dataclass import dataclass
 from ..protocol.events import Hang, JobStacks, RankOutput, RanksSilent
-from ..protocol.messages import (
-    UNASKED,
-    LaunchAnswer,
-    ProcessState,
-    RankState,
-    RankStates,
-    Started,
-)
+from ..protocol.messages import UNASKED, LaunchAnswer, ProcessState, RankState, RankStates, Started
 from ..protocol.problem import Problem, ProblemCode
 from .hangs import HELD, UNKNOWN_STATE, find_hang
 from .state import State
@@ -34,16 +26,14 @@ from .transports.liveness import Heartbeats
 from .transports.transport import Event, LaunchStopped, do_nothing
 
 SILENCE = "STAGER_SILENCE_SECONDS"  # the variable with another time than the following one
-_SILENCE_SECONDS = 240.0
-"""Silence that is never mentioned: saving a checkpoint or compiling a model may take as long."""
+_SILENCE_SECONDS = 240.0  # saving a checkpoint or compiling a model may take as long
 _LONGEST_PAUSE_FACTOR = 3.0  # the longest pause so far counts so many times
 _PAUSE_SECONDS = 2.5  # time between two looks, whose difference shows what moves
 _ANSWER_SECONDS = 20.0  # time that a node gets to answer; that of many ranks takes long
 _TICK_SECONDS = 0.25
 _REQUEST_SECONDS = 1.0  # time between two looks for a request
 _HANG_VALID_SECONDS = 120.0
-"""Time that a hang counts after output: PyTorch's own timeout prints a record before it ends ranks
-(TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
+"""Time that a hang counts after output: PyTorch prints before its own timeout ends ranks."""
 _CHARACTERS = 300  # of the last line
 _MOST_CHARACTERS, _NCCL_CHARACTERS = 1 << 20, 1 << 16  # any node may be hostile
 
@@ -71,7 +61,6 @@ class _Snapshot:
     answers: dict[str, list[RankStates]] = field(default_factory=dict)
 
     def drop_task(self, node: str, task: int | None) -> None:
-        """Await a task no more that has ended, whether it has answered or not."""
         self.awaited[node] -= 1
         answers = self.answers.get(node, [])
         answers[:] = [one for one in answers if all(state.rank != task for state in one.ranks)]
@@ -89,7 +78,10 @@ class RankWatch:
         self._state, self._launch = state, state.job.launch
         self._now = Heartbeats(clock).now  # time in which this process was stopped is no silence
         self._is_moving = is_moving(self._launch)  # else ranks stay on their nodes
-        self._floor = _read_silence(os.environ)
+        self._floor = _SILENCE_SECONDS
+        with suppress(ValueError):
+            seconds = float(os.environ.get(SILENCE, ""))
+            self._floor = seconds if 0 < seconds < math.inf else _SILENCE_SECONDS
         self._running = Counter[str]()  # tasks that have begun, by node
         self._last = self._now()
         self._last_output: RankOutput | None = None
@@ -167,27 +159,23 @@ class RankWatch:
 
     def _note_states(self, event: RankStates) -> None:
         look = self._look
-        answers = None
         if event.number == UNASKED:
             answers = self._unasked.setdefault(event.node, [])
         elif look is not None and event.number == look.number:
             answers = look.answers.setdefault(event.node, [])
+        else:
+            return
         most = min(self._running[event.node], self._state.nproc)
-        if answers is not None and len(answers) < max(1, most):
+        if len(answers) < max(1, most):
             # Those that can be the node's, and of limited size: any node may be hostile.
             world = self._state.nproc * len(self._state.job.nodes)
-            own = range(world) if self._is_moving else self._list_ranks(event.node)
+            own = range(world) if self._is_moving else self._state.list_tasks(event.node)
             ranks = {one.rank: _check_size(one) for one in event.ranks if one.rank in own}
             answers.append(replace(event, ranks=tuple(ranks.values())))
 
-    def _list_ranks(self, node: str) -> range:
-        first = self._state.first_task(node)
-        return range(first, first + self._state.nproc)
-
     def _is_silent_for_long(self, silent: float) -> bool:
         usual = _LONGEST_PAUSE_FACTOR * (self._longest or 0.0)
-        limit: float = max(self._floor, usual) * 2**self._silence_reports
-        return silent > limit
+        return bool(silent > max(self._floor, usual) * 2**self._silence_reports)
 
     def _must_end(self, silent: float) -> bool:
         return 0 < self._launch.hang_timeout < silent
@@ -248,14 +236,13 @@ class RankWatch:
         self._hang, self._recovered = hang, math.inf
 
     def _collect_states(self, look: _Snapshot) -> dict[str, tuple[RankState, ...]]:
-        """Return the states of all ranks by node, also of those that have ended or not answered."""
         missing, is_asked = look.list_missing(), look.number != UNASKED
         states = {}
         for node in self._state.job.nodes:
             has_answered = node in self._running and node not in missing
             why = "it is not running" if has_answered else "its node has not answered"
             none = ProcessState(0, state="" if has_answered else UNKNOWN_STATE)
-            ranks = self._list_ranks(node) if is_asked and not self._is_moving else ()
+            ranks = self._state.list_tasks(node) if is_asked and not self._is_moving else ()
             known = {rank: RankState(rank, none, no_answer=why) for rank in ranks}
             for part in look.answers.get(node, ()):
                 known |= {one.rank: one for one in part.ranks}
@@ -277,18 +264,8 @@ class RankWatch:
         self._state.keep_stacks(JobStacks(job_id, time.time(), silent, nodes, hang, ending, nccl))
 
 
-def _index_ranks(
-    nodes: Mapping[str, tuple[RankState, ...]],
-) -> dict[int, tuple[str, RankState]]:
+def _index_ranks(nodes: Mapping[str, tuple[RankState, ...]]) -> dict[int, tuple[str, RankState]]:
     return {one.rank: (node, one) for node, states in nodes.items() for one in states}
-
-
-def _read_silence(env: Mapping[str, str]) -> float:
-    try:
-        seconds = float(env.get(SILENCE, ""))
-    except ValueError:
-        return _SILENCE_SECONDS
-    return seconds if 0 < seconds < math.inf else _SILENCE_SECONDS
 
 
 def _check_size(state: RankState) -> RankState:

@@ -18,6 +18,8 @@ from ..protocol.messages import FailureRecord, LaunchAnswer, Started
 from ..protocol.problem import Problem
 from .findings import shorten_names
 
+Answers = Mapping[str, LaunchAnswer]  # by node
+
 
 class RetryVerdict(NamedTuple):
     """Whether to run again, and the reason."""
@@ -27,26 +29,18 @@ class RetryVerdict(NamedTuple):
 
 
 _TABLE = {
-    FailureClass.PYTHON_ERROR: RetryVerdict(
-        Retry.ONCE, "such an exception may come from outside of the program"
-    ),
-    FailureClass.OUT_OF_MEMORY: RetryVerdict(
-        Retry.ONCE, "other processes may have used the memory; a second time it is too little"
-    ),
+    FailureClass.PYTHON_ERROR: RetryVerdict(Retry.ONCE, "its cause may be outside of the program"),
+    FailureClass.OUT_OF_MEMORY: RetryVerdict(Retry.ONCE, "others may have used the memory"),
     FailureClass.KILLED: RetryVerdict(Retry.ONCE, "it is not known who ended the process"),
     FailureClass.PORT: RetryVerdict(Retry.ONCE, "a new start takes another port to meet at"),
-    FailureClass.RENDEZVOUS: RetryVerdict(
-        Retry.YES, "the ranks lost each other, and none of them failed by itself"
-    ),
+    FailureClass.RENDEZVOUS: RetryVerdict(Retry.YES, "the ranks lost each other; none failed"),
     FailureClass.INTERFACE: RetryVerdict(Retry.NO, "the setting of the interface stays the same"),
     FailureClass.NAME_RESOLUTION: RetryVerdict(Retry.ONCE, "the name service may answer later"),
     FailureClass.MISSING_ASSET: RetryVerdict(Retry.NO, "the file or asset is missing again"),
     FailureClass.MISSING_MODULE: RetryVerdict(Retry.NO, "the bundle is the same again"),
     FailureClass.DAMAGED_COPY: RetryVerdict(Retry.YES, "a damaged copy is made anew"),
     FailureClass.DISK_FULL: RetryVerdict(Retry.NO, "the disk is full until something is removed"),
-    FailureClass.TIME_LIMIT: RetryVerdict(
-        Retry.ONCE, "it helps with more time, or if the program resumes from a checkpoint"
-    ),
+    FailureClass.TIME_LIMIT: RetryVerdict(Retry.ONCE, "it helps with more time or a checkpoint"),
     FailureClass.PREEMPTION: RetryVerdict(Retry.YES, "the program did not cause it"),
     FailureClass.NODE_FAILURE: RetryVerdict(Retry.YES, "a node failed, and not the program"),
     FailureClass.HANG: RetryVerdict(Retry.ONCE, "a hang may depend on timing"),
@@ -183,29 +177,23 @@ class Failure:
         return find_retry(kind, *self.error)
 
 
-def find_failure(answers: Mapping[str, LaunchAnswer], hang: Hang | None = None) -> Failure:
+def find_failure(answers: Answers, hang: Hang | None = None) -> Failure:
     """Return the failure that ended an attempt: the first one that is no consequence."""
     records = _sort_records(answers)
     of_nodes = dict(_list_node_problems(answers))
-    of_rank = _describe_cause(records)
+    of_rank = next((_describe_record(one) for one in records if _weigh(one) == CAUSE), None)
     if of_rank is not None and (of_rank.verdict.retry is Retry.NO or not of_nodes):
         return of_rank
     if of_nodes:
         return _describe_nodes(of_nodes)
     if hang is not None and (hang.ended or hang.certain):
         return _describe_hang(hang)
-    return _describe_consequence(answers, [one for one in records if _weigh(one) != ENDED])
+    return _describe_consequence(answers, records)
 
 
-def _sort_records(answers: Mapping[str, LaunchAnswer]) -> list[FailureRecord]:
+def _sort_records(answers: Answers) -> list[FailureRecord]:
     records = (record for answer in answers.values() for record in answer.failures)
     return sorted(records, key=lambda record: (record.time, not record.root_cause))
-
-
-def _describe_cause(records: Sequence[FailureRecord]) -> Failure | None:
-    """Describe the first failure of a rank that is no consequence of another; None if none is."""
-    cause = next((record for record in records if _weigh(record) == CAUSE), None)
-    return _describe_record(cause) if cause else None
 
 
 def _weigh(record: FailureRecord) -> int:
@@ -218,7 +206,7 @@ def _describe_hang(hang: Hang) -> Failure:
     return Failure(FailureClass.HANG, hang.text, hang.node, hang.rank, place, suspects=suspects)
 
 
-def _list_node_problems(answers: Mapping[str, LaunchAnswer]) -> Iterator[tuple[str, Problem]]:
+def _list_node_problems(answers: Answers) -> Iterator[tuple[str, Problem]]:
     """Yield the nodes that a problem of their own kept from their part, with the first of each."""
     for node, answer in answers.items():
         for problem in answer.problems:
@@ -256,12 +244,11 @@ def _describe_record(record: FailureRecord) -> Failure:
     return Failure(kind, cause, *where, (str(record.exit_code),), suspects=suspects)
 
 
-def _describe_consequence(
-    answers: Mapping[str, LaunchAnswer], lost: Sequence[FailureRecord]
-) -> Failure:
-    if lost:
-        cause = f"rank {lost[0].rank} on {lost[0].node} lost its peers: {_join_words(lost[0])}"
-        return Failure(FailureClass.RENDEZVOUS, cause, lost[0].node, lost[0].rank)
+def _describe_consequence(answers: Answers, records: Sequence[FailureRecord]) -> Failure:
+    lost = next((record for record in records if _weigh(record) != ENDED), None)
+    if lost is not None:
+        cause = f"rank {lost.rank} on {lost.node} lost its peers: {_join_words(lost)}"
+        return Failure(FailureClass.RENDEZVOUS, cause, lost.node, lost.rank)
     gone = next((gone for answer in answers.values() for gone in answer.vanished), None)
     if gone is not None:
         cause = f"the process of rank {gone.rank} on {gone.node} ended, with an unknown status"
@@ -271,7 +258,7 @@ def _describe_consequence(
     return _describe_nodes_that_failed(answers)
 
 
-def _describe_nodes_that_failed(answers: Mapping[str, LaunchAnswer]) -> Failure:
+def _describe_nodes_that_failed(answers: Answers) -> Failure:
     failed = [node for node, answer in answers.items() if not answer.ok]
     # Where a launcher was killed, the others were told to end.
     failed = [node for node in failed if not answers[node].stopped] or failed
@@ -310,8 +297,7 @@ class History:
     def judge(self, failure: Failure, progress: RankProgress, seconds: float) -> FailedAttempt:
         """Add the failure of the attempt that ran; return it with the decision.
 
-        One that is not known to be a node's is the last if it comes again at the same place, unless
-        the ranks had come further than before.
+        What comes again at the same place is the last, unless the ranks had come further.
         """
         retry, reason = failure.verdict
         same, before = (str(failure.kind), *failure.place), self._last[1]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
+from ..launch.program_variables import is_moving
 from ..protocol import events, messages
 from ..protocol.codec import encode
 from ..protocol.enumerations import Launcher, PhaseName
@@ -23,27 +24,18 @@ from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
-from .findings import format_probe_line, group_nodes, shorten_names
+from .findings import Names, format_probe_line, group_nodes, shorten_names
 from .logs import DRIVER, Logs, format_attempt_mark
 from .output import Display, OutputLogs
 from .plan import Plan
 from .retries import Failure
-from .transports.transport import (
-    Delivery,
-    Ended,
-    Event,
-    OnEvent,
-    Transfer,
-    Transport,
-    do_nothing,
-)
+from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 _JOINED = ("problems", "failures", "tail", "left", "vanished", "lingering", "joined", "alone")
 """The fields of which a node's answer has those of all its tasks."""
 
 
 def _join_answers(first: Answer | None, second: Answer) -> Answer:
-    """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
     return replace(
@@ -111,7 +103,7 @@ class State:
 
     def __init__(self, job: Job, logs: Logs) -> None:
         self.job, self.logs = job, logs  # the job's nodes get fewer when some are left out
-        self.spares: tuple[str, ...] = ()  # nodes without ranks, once decided; no nodes of the job
+        self.spares: Names = ()  # nodes without ranks, once decided; no nodes of the job
         self._size = len(job.nodes) - job.spares  # nodes that get ranks, unless fewer do
         self.bundle: BundleFile | None = None  # None where the driver cannot see it
         self.facts: dict[str, PreflightAnswer] = {}
@@ -127,7 +119,7 @@ class State:
         self.attempt = 0  # times that ranks were started before that failed then
         self.separate_run_dirs = False  # true if ranks ran in directories of their nodes' own
         self.sent_results: dict[str, OutputEntry] | None = None  # None before it is decided
-        self.keep_compiled_code: Callable[[], None] = do_nothing  # once the job has ended well
+        self.keep_compiled_code: Callable[[], None] = lambda: None  # once it has ended well
         self.left_out: dict[str, tuple[str, ...]] = {}
         self.result = JobEnds(ok=False)  # replaced by each phase
         self.output = OutputLogs(logs)
@@ -135,7 +127,7 @@ class State:
         self._mask = SecretMask(os.environ, job.launch.pass_env)
         self._commands: set[tuple[str, ...]] = set()
         self._ranks: tuple[tuple[str, ...], tuple[str, ...], dict[str, int]] = (), (), {}
-        """Nodes of the job, spare ones, and the rank of each: that of a spare one is higher."""
+        """Nodes of the job, spare ones, and the rank of each."""
         self._late: dict[str, int] = {}  # nodes whose ranks did not end, and the seconds
 
     @property
@@ -170,10 +162,12 @@ class State:
             self._keep({"phase": phase, **event.to_json()})
             return
         task = self.first_task(event.node) if event.rank is None else event.rank
-        head = self._is_from_head(event)
+        head = event.node == self.job.nodes[0]
+        if event.rank is not None and is_moving(self.job.launch):  # torchrun deals them by node
+            head = event.rank < self.nproc
         with signals.defer_signals():  # a part of it would be lost
             self.output.write(event, task)
-            if head or self.job.show_all:  # else nobody would look at it
+            if head or self.job.show_all:
                 self.display.output(phase, event, head=head)
 
     def keep_stacks(self, stacks: JobStacks) -> None:
@@ -189,13 +183,6 @@ class State:
             self.logs.event(line)
             self.display.event(line)
 
-    def _is_from_head(self, event: RankOutput) -> bool:
-        """Tell whether output is the first node's; torchrun deals restarted ranks node by node."""
-        launch = self.job.launch
-        if event.rank is not None and (launch.max_restarts or launch.elastic):
-            return event.rank < self.nproc
-        return event.node == self.job.nodes[0]
-
     def log_line(self, node: str, line: str) -> None:
         """Write a line about a node to the node's log."""
         data = line.encode(errors="backslashreplace")  # a name may be no text
@@ -205,16 +192,17 @@ class State:
         """Write a line to the logs of all ranks: what follows is of another attempt."""
         mark = format_attempt_mark(self.attempt).encode()
         for node in self.job.nodes:
-            for task in self._list_tasks(node):
+            for task in self.list_tasks(node):
                 self.logs.output(node, task, mark, DRIVER)
 
     def create_rank_logs(self, *nodes: str) -> None:
         """Create a log for every rank of some nodes, also for one that will write nothing."""
         for node in nodes:
-            for task in self._list_tasks(node):
+            for task in self.list_tasks(node):
                 self.logs.begin(node, task)
 
-    def _list_tasks(self, node: str) -> range:
+    def list_tasks(self, node: str) -> range:
+        """Return the numbers of a node's ranks."""
         first = self.first_task(node)
         return range(first, first + self.nproc)
 
@@ -263,7 +251,7 @@ class State:
         phase: str,
         request: RequestFor,
         on_event: OnEvent | None = None,
-        nodes: tuple[str, ...] | None = None,
+        nodes: Names | None = None,
     ) -> None:
         """Let all agents, or those of some nodes, do a phase; ``answers`` then has one of each."""
         self.answers = {}
@@ -272,7 +260,7 @@ class State:
             listener = self._make_listener(phase, on_event)
             self._add_missing_answers(phase, self.transport.run(phase, requests, listener))
 
-    def deliver(self, transfer: Transfer, nodes: tuple[str, ...], request: RequestFor) -> Delivery:
+    def deliver(self, transfer: Transfer, nodes: Names, request: RequestFor) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
         listener = self._make_listener(PhaseName.UNPACK)
@@ -313,19 +301,13 @@ class State:
     def _note_left_out(
         self, nodes: Iterable[str], problems: dict[str, tuple[Problem, ...]], reason: str = ""
     ) -> None:
-        """Note nodes, with their problems, and with a reason where there are none."""
         words = {node: tuple(map(str, problems[node])) for node in nodes if node in problems}
         reasons = {node: words.get(node, (reason,)) for node in nodes}
         self.left_out |= reasons
         self.emit(events.NodesLeftOut(reasons, problems))
 
-    def _fill_places(
-        self, dropped: Collection[str], spares: tuple[str, ...]
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the job's nodes with spare ones in the places of others, and the spare ones left.
-
-        Those that stay keep their ranks, as long as there are spare ones.
-        """
+    def _fill_places(self, dropped: Collection[str], spares: Names) -> tuple[Names, Names]:
+        """Return the nodes with spare ones in the places of others, and the spare ones left."""
         left = list(spares)
         nodes = [
             node if node not in dropped else left.pop(0)
@@ -341,10 +323,10 @@ class State:
         self.spares = nodes[self._size :]
 
     def drop_nodes(self, failure: Failure) -> None:
-        """Make the nodes of a launch that failed, and the spare ones, candidates for another one.
+        """Make the nodes of a failed launch, and the spare ones, candidates for another one.
 
-        A node at fault is dropped where the job can do without it, and one that may be at fault
-        where a spare one takes its place. Any other node is asked again.
+        A node at fault is dropped where the job can do without it, and a suspect where a spare one
+        takes its place.
         """
         at_fault = list(filter(failure.at_fault.__contains__, self.job.nodes))
         suspects = list(filter(failure.suspects.__contains__, self.job.nodes))
@@ -409,7 +391,6 @@ class State:
 
     @property
     def _numbers_tasks(self) -> bool:
-        """True if the number of a task is that of its rank, else it is that of its node."""
         return self.job.launch.launcher is Launcher.SRUN
 
     def _add_answer(self, answer: Answer) -> None:
@@ -421,13 +402,11 @@ class State:
         self.answers[node] = _join_answers(self.answers.get(node), answer)
 
     def _add_missing_answers(self, phase: str, ended: Mapping[str, Ended]) -> None:
-        """Note the nodes that have not answered, and put the answers in the nodes' order."""
         launches = phase == PhaseName.LAUNCH
         tasks = self.nproc if launches and self._numbers_tasks else 1
         for node, end in ended.items():
-            if node in self.answers and self.answers[node].tasks >= tasks:
-                continue
-            self._add_silence(phase, node, end, tasks)
+            if node not in self.answers or self.answers[node].tasks < tasks:
+                self._add_silence(phase, node, end, tasks)
         if launches:
             for node, seconds in self._late.items():
                 late = Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})

@@ -1,8 +1,7 @@
 """The program of a step's agents, and their first request.
 
-The program is all of ``bundle`` but the driver. It travels in variables of the step, which Slurm
-passes on along a tree, whereas ``srun`` sends standard input to each task, one by one. Where
-variables cannot take it, it comes there. :mod:`bundle.channel.bootstrap` takes both.
+The program, ``bundle`` without the driver, travels in variables of the step, which Slurm passes on
+along a tree; else on standard input, which ``srun`` sends to each task, one by one.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ REFUSE = (
 )
 """A function of the shell that answers for an agent that cannot be started.
 
-It reads its input to the end like any agent: ``srun`` ends a whole step if a node hangs up while it
-still sends to it (``step_launch_notify_io_failure`` in Slurm).
+It reads its input to the end: ``srun`` ends a whole step if a node hangs up while it still sends to
+it (``step_launch_notify_io_failure`` in Slurm).
 """
 _START = (
     "node=$1 phase=$2 framed=$3 count=$4; shift 4; left=$count; "
@@ -60,17 +59,13 @@ _START = (
     f'refuse {ProblemCode.NO_PYTHON} "\\"count\\": \\"$count\\""'
 )
 """The shell's part on a node. One line, as a csh on the way takes no more in quotes."""
-_OMITTED = ("job", "node", "node_rank")
-"""The fields of a request that are the same for all agents, or that an agent fills in by itself."""
+_OMITTED = ("job", "node", "node_rank")  # of a request: common to all, or filled in by the agent
 
 
 def make_start_command(
     hints: Sequence[str], phase: str, words: Sequence[str], *, node: str = "", framed: bool = True
 ) -> list[str]:
-    """Return the command that runs any Python that is new enough with these words.
-
-    ``hints`` are Pythons to try first; ``node`` is its name where no variable has it.
-    """
+    """Return the command that runs a Python, hints first, with these words on a node."""
     pythons = list(dict.fromkeys([*hints, *PYTHONS]))
     settings = (node, phase, "yes" if framed else "", str(len(pythons)))
     return ["/bin/sh", "-c", _START, "stager", *settings, *pythons, *words]
@@ -81,11 +76,12 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(program)) as archive:
         names = archive.namelist()
         ready = [name for name in names if name.startswith(STRIPPED)]
-        if ready:
-            return {name[len(STRIPPED) :]: archive.read(name) for name in ready}
-        # Environments hold the source of these, which must be the same whoever makes them.
-        hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
-        modules = {name: archive.read(name) for name in names if _is_sent(name)}
+        sent = ready or filter(_is_sent, names)
+        modules = {name.removeprefix(STRIPPED): archive.read(name) for name in sent}
+    if ready:
+        return modules
+    # Environments hold the source of these, which must be the same whoever makes them.
+    hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
     return {name: data if name in hooks else blank_texts(data) for name, data in modules.items()}
 
 
@@ -203,15 +199,10 @@ def _split_common(
     return common, own
 
 
-# --- Agents in a container that Apptainer, or Singularity, starts --------------------------------
-
-# Slurm's pyxis plugin starts a container itself. For an image of Apptainer's, a shell on the node
-# looks for the program, and starts the agent and so the ranks inside. The node root and what a job
-# needs besides is bound at the same place, so that paths mean the same on both sides.
-#
-# Variables pass, except ``PATH`` and ``LD_LIBRARY_PATH``, and so do signals; the exit status is the
-# program's, or 255 where the container could not be started. A site may not bind ``/tmp`` or the
-# home (https://apptainer.org/docs/user/latest/bind_paths_and_mounts.html).
+# A container that Apptainer, or Singularity, starts, and inside the agent and the ranks. What a job
+# needs is bound at the same place, as a site may not bind ``/tmp`` or the home
+# (https://apptainer.org/docs/user/latest/bind_paths_and_mounts.html). Variables pass, except
+# ``PATH`` and ``LD_LIBRARY_PATH``; the exit status is the program's, or 255 where none was started.
 
 ENTER = (
     "image=$1 quoted=$2 phase=$3 framed=$4 stays=$5 given=$6 count=$7; shift 7; node=; "
@@ -231,7 +222,6 @@ ENTER = (
     'if [ "$code" -eq 255 ]; then code=1; fi; exit "$code"; fi; '
     'exec "$@"'
 )
-"""The shell's part on a node. One line, as a csh on the way takes no more in quotes."""
 
 
 def make_container_command(
@@ -245,9 +235,7 @@ def make_container_command(
 ) -> list[str]:
     """Return the command that runs a program in a job's container, on the node where it is started.
 
-    ``framed`` is True if agents answer in frames, False if in lines; ``stays`` if the shell waits
-    for the end: an ``ssh`` ends with 255 for reasons of its own, so the container's program must
-    not. ``folders`` are directories of the node that it needs besides those of the job.
+    ``stays`` if the shell waits for the end, as an ``ssh`` ends with 255 for reasons of its own.
     """
     settings = job.launch
     image = settings.container_image or ""

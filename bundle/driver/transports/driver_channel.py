@@ -37,20 +37,13 @@ _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 
 class DriverChannel:
-    """A running ``srun`` or similar command: lines to all of its tasks, and their messages.
-
-    Attributes:
-        heartbeats: when something last came from each node.
-        stopped: True once it had to be stopped: the last messages of its nodes may be missing.
-        faults: what the command reported to have gone wrong, by node; another object for each news.
-        gone: the tasks of each node that have failed, as it reported.
-    """
+    """A running ``srun`` or similar command: lines to all of its tasks, and their messages."""
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], first: bytes, reader: StepErrors
     ) -> None:
         self.heartbeats = Heartbeats()
-        self.stopped = False
+        self.stopped = False  # true once it was killed: the last messages may be missing
         pipe = processes.PIPE
         self._process = processes.start(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
         self._fault_reader = reader
@@ -59,8 +52,8 @@ class DriverChannel:
         self._stray: list[str] = []
         self._unsent = bytearray(first)
         self._errors = b""
-        self.faults: dict[str, Ended] = {}
-        self.gone: dict[str, set[int]] = {}
+        self.faults: dict[str, Ended] = {}  # as it reported; another object for each news
+        self.gone: dict[str, set[int]] = {}  # the tasks of each node that have failed
         self._closing = False  # true once standard input is to end when all is sent
         self._selector = selectors.DefaultSelector()
         self._stdin, self._stdout, self._stderr = (
@@ -101,15 +94,11 @@ class DriverChannel:
         """The end of what it wrote to standard error."""
         return self._errors.decode(errors="replace")
 
-    def pop_losses(self) -> dict[str, int]:
-        """Return how many frames of each source were lost since the last call."""
-        lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
-        return lost
-
-    def pop_stray_lines(self) -> list[str]:
-        """Return the lines since the last call that no source is known to have sent."""
-        stray, self._stray = self._stray, []
-        return stray
+    def pop_losses(self) -> tuple[dict[str, int], list[str]]:
+        """Return each source's lost frames since the last call, and the lines of no source."""
+        lost, stray = dict(self._reader.lost), self._stray
+        self._reader.lost, self._stray = collections.Counter(), []
+        return lost, stray
 
     def send_line(self, line: str) -> None:
         """Send one line to every task; nothing once their standard input is closed."""
@@ -145,11 +134,7 @@ class DriverChannel:
     def finish(
         self, on_line: OnLine, grace: float, complete: Callable[[], bool] | None = None
     ) -> None:
-        """End it; kill it where it has not ended ``grace`` seconds later.
-
-        Agents stay until ``complete``, so that what is missing can be sent again. Without it
-        their standard input ends at once.
-        """
+        """End it, once ``complete`` so that agents can send again what is missing, or killed."""
         until = time.monotonic() + grace
         if complete is not None and not complete():
             self.send_line(END)

@@ -1,9 +1,8 @@
 """Which nodes are alive: every agent sends heartbeats, and each phase has a policy for silence.
 
-``srun`` waits for a node whose network is gone, and Slurm notices only after ``SlurmdTimeout``,
-five minutes as a rule; neither notices that a ``slurmstepd`` was killed. So a step is started on a
-node that is silent: ``srun`` then names the nodes on which it can start nothing, and the step looks
-whether the job still runs there.
+Slurm notices that a node's network is gone only after ``SlurmdTimeout``, five minutes as a rule,
+and never that a ``slurmstepd`` was killed. So a step is started on a node that is silent: ``srun``
+names the nodes where it can start nothing, and the step looks whether the job still runs there.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from ...protocol.problem import Problem, ProblemCode
 from .transport import Ended, Event, OnEvent
 
 LOOK_SECONDS = 3 * BEAT_SECONDS  # silence after which a node is checked, in every phase
-LOST_SECONDS = 6 * BEAT_SECONDS
-"""Silence after which a node is lost, except while ranks run: a stopped agent must not cost hours
-of work, so only a check decides then."""
+LOST_SECONDS = 6 * BEAT_SECONDS  # the same for a node to be lost; while ranks run a check decides
 START_SECONDS = 300.0  # the same before the first message: an image may be fetched
 _INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS  # the same when the job is told to end
 _CHECK_SECONDS = 1.0  # time between two rounds over all nodes, of which there may be thousands
@@ -53,14 +50,9 @@ class Heartbeats:
         self._first = self._first if self._last else now
         self._last[node] = now
 
-    @property
-    def has_begun(self) -> bool:
-        """True once some node has sent something."""
-        return bool(self._last)
-
-    def has_come_from(self, node: str) -> bool:
-        """Return whether a node has sent anything."""
-        return node in self._last
+    def has_begun(self, node: str | None = None) -> bool:
+        """Return whether a node, or some node, has sent anything."""
+        return bool(self._last) if node is None else node in self._last
 
     def silence(self, node: str) -> float:
         """Return the seconds since a node's last message, else since the first of any node."""
@@ -75,7 +67,7 @@ class SilenceCheck(Protocol):
         """True once it has ended, or has taken too long."""
 
     def read_findings(self) -> tuple[Mapping[str, str], frozenset[str]]:
-        """Return where nothing can be started, and why, and where nothing of the job was found."""
+        """Return why nothing can be started on nodes, and the nodes without the job."""
 
     def close(self) -> None:
         """End it."""
@@ -133,7 +125,7 @@ class Liveness:
         self._next_round = now + _CHECK_SECONDS
         known = {*self._done, *gone}
         for node, seconds in self._list_silent(LOOK_SECONDS, known).items():
-            has_begun = self._heartbeats.has_come_from(node)
+            has_begun = self._heartbeats.has_begun(node)
             if seconds >= (self._patience if has_begun else max(self._patience, START_SECONDS)):
                 self.give_up_silent(node, seconds)
         silent = self._list_silent(LOOK_SECONDS, {*known, *self.lost})

@@ -1,7 +1,7 @@
-"""The transport of the local allocation: each node is an agent process on this machine.
+"""The transport of the local allocation: each node is an agent on this machine, with a node root.
 
-Every node has a node root of its own and talks to the others over the loopback interface, so the
-whole path, rendezvous between nodes included, runs without a cluster.
+The nodes connect to each other over the loopback interface, so the whole path runs without a
+cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
 from ...channel.frames import Lines
 from ...launch.output_reader import AGENT_SECONDS
@@ -30,7 +30,7 @@ from ...redaction.secret_names import remove_secret_variables
 from ...system import permissions, processes, signals
 from . import transport as transports
 from .agent_program import make_container_command, make_start_command
-from .transport import Delivery, Ended, LaunchStopped, OnEvent, Requests, Take, Transfer, Transport
+from .transport import Delivery, Ended, LaunchStopped, OnEvent, Requests, Transfer, Transport
 
 FAILURE_GRACE = 3.0  # before other nodes are told to end, too
 _FAILED = 3  # exit status of an agent that did not do its part
@@ -43,13 +43,15 @@ class LocalTransport(Transport):
     """Starts agents as child processes."""
 
     def __init__(self, job: Job) -> None:
-        """Choose the directories; one is made for each node under this user's own node root."""
         self.nodes_here = len(job.nodes)
         self._job = job
         self._variables = remove_secret_variables(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
-        missing, (size, inodes) = _count_missing(job), job.room
-        room = size * missing, inodes * missing
+        place, name = node_root.choose_base(job.node_root, os.environ), node_root.node_root_name()
+        roots = (os.path.join(place, name, "nodes", node, name) for node in job.nodes)
+        envs = [node_root.env_path(root, job.bundle_id) for root in roots]
+        missing = len(envs) - sum(map(os.path.isdir, envs))
+        room = job.room[0] * missing, job.room[1] * missing
         root = node_root.make_secure_root(
             node_root.choose_base_for_bundle(job.node_root, job.bundle_id, room, os.environ)
         )
@@ -92,15 +94,11 @@ class LocalTransport(Transport):
         """Fail: the nodes are on this machine, and read the bundle where it lies."""
         raise NodeError(Problem(ProblemCode.SENT_LOCALLY, ""))
 
-    def fetch(self, phase: str, requests: Requests, take: Take) -> None:
+    def fetch(self, phase: str, requests: Requests, *streams: object, **named: object) -> NoReturn:
         """Fail: the nodes write into the run directory themselves."""
         raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 
-    def start_fetch(
-        self, phase: str, requests: Requests, output: processes.Stream, errors: processes.Stream
-    ) -> processes.Process:
-        """Fail: what the nodes write is on this machine."""
-        raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
+    start_fetch = fetch
 
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
@@ -110,23 +108,23 @@ class LocalTransport(Transport):
     def send_to_ranks(self, line: str) -> None:
         """Send a line to all agents that read: the pipe of one that is stopped may be full."""
         for agent in self._agents.values():
-            if agent.stdin is not None and not agent.stdin.closed:
-                ready = select.poll()
-                ready.register(agent.stdin, select.POLLOUT)
+            stdin, room = cast("IO[bytes]", agent.stdin), select.poll()
+            if not stdin.closed:
+                room.register(stdin, select.POLLOUT)
                 with contextlib.suppress(OSError):  # it has ended
-                    if ready.poll(0):
-                        agent.stdin.write(line.encode() + b"\n")
-                        agent.stdin.flush()
+                    if room.poll(0):
+                        stdin.write(line.encode() + b"\n")
+                        stdin.flush()
 
     def _ask(self, node: str, request: AgentRequest) -> None:
         agent = self._agents.get(node)
         if agent is None or agent.poll() is not None:
             python = request.python if isinstance(request, PlacedRequest) else ""
             agent = self._agents[node] = self._start(node, python)
-        if agent.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: the end of its output shows
-                agent.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
-                agent.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the end of its output shows
+            stdin = cast("IO[bytes]", agent.stdin)
+            stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+            stdin.flush()
 
     def _start(self, node: str, python: str) -> processes.Process:
         argv = self._make_agent_argv(node, python)
@@ -168,12 +166,6 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
     return lambda job: transport
 
 
-def _count_missing(job: Job) -> int:
-    base, root = node_root.choose_base(job.node_root, os.environ), node_root.node_root_name()
-    roots = (os.path.join(base, root, "nodes", node, root) for node in job.nodes)
-    return sum(not os.path.isdir(node_root.env_path(root, job.bundle_id)) for root in roots)
-
-
 def _close_input(agent: processes.Process) -> None:
     if agent.stdin is not None:
         with contextlib.suppress(OSError):
@@ -181,7 +173,6 @@ def _close_input(agent: processes.Process) -> None:
 
 
 def _tell_to_end(agents: Mapping[str, processes.Process]) -> None:
-    """Send SIGTERM and close the input: an idle agent waits only for input."""
     for agent in agents.values():
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)
@@ -204,8 +195,8 @@ def _follow_agents(
 ) -> dict[str, int]:
     """Pass on events until every agent has answered a phase, or ended, or it is ``until``.
 
-    In a launch, an agent that fails takes the others with it. Returns the exit status of each; of
-    one that has answered, the status that it would end with.
+    In a launch, an agent that fails takes the others with it. Returns each exit status, also the
+    future one of an agent that has answered.
     """
     codes: dict[str, int] = {}
     end_others_at = math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
@@ -18,27 +19,17 @@ from .transport import OnEvent, Requests
 
 
 class PhaseAnswers:
-    """The answers of the tasks of one step, taken in the order in which they come.
-
-    Attributes:
-        held: True while the tasks that are ready wait for permission to begin.
-        ready: the agents that are ready to begin, or to take part in a relay.
-        answered: the tasks of each node that have answered.
-        bad: the nodes of which a task has failed.
-        failed: those of them whose ranks were not told to end, the first of them first.
-        out_of_reach: whom a node cannot connect to in a relay, with the reasons.
-        relayed: the outcome of a relay on each node.
-    """
+    """The answers of the tasks of one step, taken in the order in which they come."""
 
     def __init__(self, requests: Requests, tasks: int, on_event: OnEvent, phase: str) -> None:
-        self._requests, self._tasks, self._on_event = requests, tasks, on_event
+        self.requests, self._tasks, self._on_event = requests, tasks, on_event
         self.phase = phase
-        self.held = False
-        self.ready: dict[str, Ready] = {}
-        self.answered: dict[str, set[int]] = {}
-        self.bad: set[str] = set()
-        self.failed: list[str] = []
-        self.out_of_reach: dict[str, dict[str, str]] = {}
+        self.held = False  # true while the tasks that are ready wait for permission to begin
+        self.ready: dict[str, Ready] = {}  # to begin, or to take part in a relay
+        self.answered: dict[str, set[int]] = {}  # the tasks of each node
+        self.bad: set[str] = set()  # the nodes of which a task has failed
+        self.failed: list[str] = []  # those whose ranks were not told to end, the first one first
+        self.out_of_reach: dict[str, dict[str, str]] = {}  # by node the others, and the reasons
         self.relayed: dict[str, Relayed] = {}
         self.active: list[str] = []  # the nodes that an event has come from since it was read
         self._open = dict.fromkeys(requests)  # a task has not answered; in order
@@ -48,14 +39,14 @@ class PhaseAnswers:
     @property
     def nodes(self) -> KeysView[str]:
         """The nodes that are asked, in their order."""
-        return self._requests.keys()
+        return self.requests.keys()
 
     def is_complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
     ) -> bool:
         """Return whether every task has answered or has gone, or its node is lost."""
         gone = gone or {}
-        # Called after each piece of input, so it stops at the first node that is still awaited.
+        # Called after each piece of input: it stops at the first node that is still awaited.
         return all(
             node in lost or len({*self.answered.get(node, ()), *gone.get(node, ())}) >= self._tasks
             for node in self._open
@@ -74,13 +65,13 @@ class PhaseAnswers:
         ended = self._first_end
         if not patience or ended is None or time.monotonic() < ended + patience:
             return []
-        return [node for node in self._requests if node in self._open]
+        return [node for node in self.requests if node in self._open]
 
     def take(self, source: str, line: str) -> None:
         """Take one message of one task."""
         node, _, task = source.rpartition(":")
         event = read_agent_line(line.encode(errors="replace"), node, self.phase)
-        if node not in self._requests:
+        if node not in self.requests:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
             return
@@ -119,12 +110,9 @@ SECONDS: dict[str, float] = {
     PhaseName.TIDY: 600.0,
     PhaseName.CLEAN: 3600.0,
 }  # time that a phase may take; nodes that have not answered by then are named
-FIRST_SECONDS = START_SECONDS
-"""Time for the first agent to be ready for a file: a step may still have to begin, and Slurm's
-controller to come back before (:data:`bundle.driver.transports.slurm.CONTROLLER_SECONDS`)."""
+FIRST_SECONDS = START_SECONDS  # until an agent is ready for a file: its step may have to begin
 NEXT_SECONDS = 20.0  # for each further one, unless agents start in containers
-_ELASTIC_GRACE = 2.0
-"""Seconds that too few ranks of an elastic group get to end; that after SIGTERM comes on top."""
+_ELASTIC_GRACE = 2.0  # seconds for too few ranks of an elastic group to end, before SIGTERM
 _STRAY_LINES, _STRAY_CHARACTERS = 5, 200  # limits of the stray lines of ``srun`` that are shown
 
 
@@ -140,12 +128,9 @@ class PhaseRun:
         in_container: bool = False,
     ) -> None:
         self.step, self.answers, self.liveness = step, answers, liveness
-        self.starts_slowly = in_container and not step.heartbeats.has_begun
-        """True if agents are still to be started, each in a container that may have to be fetched
-        and unpacked first."""
+        self._starts_slowly = in_container and not step.heartbeats.has_begun()  # it may be fetched
         self._lost: frozenset[str] = frozenset()
-        self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
-        """What they were made from: the step's faults, and the number of nodes given up."""
+        self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)  # faults, and nodes given up
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the nodes that are at fault or given up: the same object unless there are more."""
@@ -159,7 +144,7 @@ class PhaseRun:
 
     def patience(self, *, first: bool = False) -> float:
         """Return how many seconds to wait for agents that are not ready for a file yet."""
-        return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
+        return FIRST_SECONDS if first or self._starts_slowly else NEXT_SECONDS
 
     def receive_events(self, awaited: set[str]) -> list[str]:
         """Return the nodes that have sent an event; await none that is lost, none at the end."""
@@ -189,7 +174,7 @@ class PhaseRun:
                 self.liveness.give_up_silent(node, self.patience())
 
     def is_settled(self) -> bool:
-        """Return whether every task has answered, or is known to have ended without an answer."""
+        """Return whether every task has answered, or has ended without an answer."""
         gone = self.step.gone
         lost = {*self.liveness.lost, *(self.step.faults.keys() - gone.keys())}
         return self.answers.is_complete(lost, gone)
@@ -199,36 +184,35 @@ class PhaseRun:
         complete = self.is_settled if self.answers.phase == PhaseName.LAUNCH else None
         self.step.finish(self.answers.take, grace, complete)
 
-    def report_losses(self, on_event: OnEvent) -> None:
+    def report_losses(self) -> None:
         """Report messages that were lost on their way, and the stray lines of srun."""
-        self.answers.report_losses(self.step.pop_losses())
-        lines = self.step.pop_stray_lines()
+        lost, lines = self.step.pop_losses()
+        self.answers.report_losses(lost)
         if lines:
             shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
-            on_event(StrayLines(len(lines), shown))
+            self.liveness.take(StrayLines(len(lines), shown))
 
 
 class PhaseLimit:
     """When to end a step before all of its nodes have answered; a launch takes any time."""
 
     def __init__(self, phase: str, job: Job, nodes: int, patience: int) -> None:
-        """Allow nodes of a launch ``patience`` seconds after the first ended well; 0: no limit."""
         elastic = job.launch.elastic
         self._spare = max(0, nodes - elastic[0]) if elastic else 0
         self._grace = _ELASTIC_GRACE if elastic else 0.0
         self._patience = patience
         self._launches = phase == PhaseName.LAUNCH
-        self._deadline = None if self._launches else time.monotonic() + SECONDS[phase]
-        """The time at which it ends; None in a launch until too many nodes have failed."""
+        # In a launch only once too many nodes have failed.
+        self._deadline = math.inf if self._launches else time.monotonic() + SECONDS[phase]
 
     def is_reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
         """Return whether the step is to be ended now; ranks that hang are reported."""
         if self._launches:
-            if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
-                self._deadline = time.monotonic() + self._grace
+            if len({*run.answers.bad, *lost}) > self._spare:
+                self._deadline = min(self._deadline, time.monotonic() + self._grace)
             late = run.answers.list_late_nodes(self._patience)
             if late:
                 run.liveness.take(NodesLate(tuple(late), self._patience))
             if late or (not complete and run.liveness.is_over(lost)):
                 return True
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return time.monotonic() > self._deadline

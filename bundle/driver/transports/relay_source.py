@@ -29,19 +29,13 @@ from ...transfer.relay import BACKLOG, MAX_SOURCE_CONNECTIONS
 from ...transfer.relay_chunks import ChunkFile
 from ...transfer.relay_peers import RelayCandidates, RelayPlace, compute_node_key
 from ...transfer.relay_process import RelayProcess
-from ..findings import shorten_names
+from ..findings import Names, shorten_names
 from ..plan import digest_of_all
 from .agent_program import pack_message
 from .phase_run import SECONDS, PhaseAnswers, PhaseRun
 from .transport import OnEvent, Transfer
 
-# --- The places that each node of a relay must know, and the source's answers to those that ask
-
-# A node takes each half of the file from the nodes above it in one tree, or from the source. Of N
-# nodes that are about 2 log2 N, whatever N.
-
-_BEFORE_SOURCE = 3
-"""Ancestors that are tried before the source; behind a firewall each costs a connection's time."""
+_BEFORE_SOURCE = 3  # ancestors that are tried first; behind a firewall each costs a time-out
 
 
 def order_candidates(position: int, nodes: int, tree: int) -> tuple[int, ...]:
@@ -78,8 +72,7 @@ class RelayDirectory:
 
 
 SPARE_NODES = MAX_SOURCE_CONNECTIONS // relay_chunks.TREES - 1
-"""Nodes that the source can send to besides those at the top of the trees, which have one
-connection of each tree. A node that reaches no other has as many: one for each part of the file."""
+"""Nodes that the source can send to besides those at the top of the trees."""
 
 
 def find_obstacle(nodes: int, out_of_reach: Mapping[str, Mapping[str, str]]) -> str:
@@ -99,17 +92,15 @@ def find_obstacle(nodes: int, out_of_reach: Mapping[str, Mapping[str, str]]) -> 
     return ""
 
 
-# --- Damage to the bytes of a relay: by the node that sent them, or by the one that received them
-
-# Each chunk has a checksum, so a node notices what did not come as it was sent, and reports the
-# sender. Faulty memory or a faulty network card of its own looks the same to it. But then several
-# senders fail it one after the other, while each of them serves others well.
-
 _SENDERS = 2  # senders that fail one node, and no other, for it to be the node that is at fault
 
 
 def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
-    """Return a line for each node that damages what it receives, or has sent damaged bytes."""
+    """Return a line for each node that damages what it receives, or has sent damaged bytes.
+
+    A node reports the senders of damaged chunks. Its own faulty memory or network card looks the
+    same to it, but then several senders fail it, and each serves others well.
+    """
     senders = {node: tuple(dict.fromkeys(report.corrupt)) for node, report in relayed.items()}
     # A node that several senders failed may be at fault itself: it is no witness against them.
     few = [failed for failed in senders.values() if len(failed) < _SENDERS]
@@ -130,8 +121,7 @@ def describe_damage(relayed: Mapping[str, Relayed]) -> list[str]:
 
 
 _SLOW_SHARE = 3.0  # a node is slow if its file took so many times as long as the others'
-_SLOW_SECONDS = 6.0
-"""... and so many seconds more: as long as it may wait for a silent parent."""
+_SLOW_SECONDS = 6.0  # and so many seconds more: as long as it may wait for a silent parent
 _MOST_REMARKS = 8  # lines of one kind
 
 
@@ -171,12 +161,6 @@ def _limit_lines(lines: list[str]) -> list[str]:
     return [*lines[:_MOST_REMARKS], *end]
 
 
-# --- Waiting for the nodes of a relay: one is looked at only when something has come from it -----
-
-# The agent or the network of a node that says nothing may have stopped, which Slurm notices minutes
-# later. A node that is merely slow says so.
-
-
 def await_relay(
     run: PhaseRun, nodes: Collection[str], check_source: Callable[[], object], deadline: float
 ) -> dict[str, str]:
@@ -197,12 +181,7 @@ def await_relay(
     return {**failed, **dict.fromkeys(awaited, why or "it did not finish in time")}
 
 
-# --- The watch over a relay's source, a process on this host: whether it makes progress -----------
-
-# The nodes can say only that it is silent, after a minute. This host sees why.
-
-STILL_SECONDS = 10.0
-"""Time without a round of its loop after which a source stands still: before nodes give it up."""
+STILL_SECONDS = 10.0  # without a round of a source's loop; nodes give it up after a minute
 
 
 class _SourceWatch:
@@ -257,7 +236,7 @@ def order_by_switches(nodes: Iterable[str], listening: Mapping[str, Ready]) -> t
 
 
 def _relay(
-    transfer: Transfer, run: PhaseRun, nodes: tuple[str, ...], ports: range | None, deadline: float
+    transfer: Transfer, run: PhaseRun, nodes: Names, ports: range | None, deadline: float
 ) -> dict[str, str]:
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(_open_file(transfer))
@@ -296,18 +275,16 @@ def _open_file(transfer: Transfer) -> Iterator[ChunkFile]:
         yield ChunkFile(-1, transfer.size, complete=True, locate=transfer.bundle.locate)
         return
     try:
-        handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
+        file = open(transfer.source, "rb", buffering=0)  # noqa: SIM115 - closed below
     except OSError as exc:
-        values = {"why": error_text(exc)}
-        raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, values)) from exc
-    try:
-        yield ChunkFile(handle, transfer.size, complete=True)
-    finally:
-        os.close(handle)
+        raise _source_error(ProblemCode.BUNDLE_UNREADABLE, transfer, error_text(exc)) from exc
+    with file:
+        yield ChunkFile(file.fileno(), transfer.size, complete=True)
 
 
 def _source_error(code: ProblemCode, transfer: Transfer, why: str) -> NodeError:
-    return NodeError(Problem(code, transfer.source, {"host": os.uname().nodename, "why": why}))
+    values = {"host": os.uname().nodename, "why": why}
+    return NodeError(Problem(code, transfer.source, {name: values[name] for name in code.names}))
 
 
 def _refuse_unreadable(transfer: Transfer) -> None:
@@ -318,7 +295,7 @@ def _refuse_unreadable(transfer: Transfer) -> None:
     size = os.path.getsize(transfer.source)
     if size < transfer.size:
         why = f"it has become shorter: {size} of {transfer.size} bytes are left"
-        raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, {"why": why}))
+        raise _source_error(ProblemCode.BUNDLE_UNREADABLE, transfer, why)
 
 
 def listen(ports: range | None) -> socket.socket:

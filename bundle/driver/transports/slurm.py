@@ -36,7 +36,6 @@ class ControllerWait:
         seconds: float = CONTROLLER_SECONDS,
         fault: Callable[[str], str] = slurm_text.controller_fault,
     ) -> None:
-        """Take ``fault``, which returns why the controller did not answer; empty if it did."""
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
         self._until = 0.0  # when the controller is given up; 0 while it answers
         self._settled = 0.0  # when it may no more refuse a step; 0 at first
@@ -63,11 +62,6 @@ class ControllerWait:
         return now < self._settled
 
 
-# --- A check whether silent nodes of an allocation can be reached, by a step of its own ----------
-
-# ``sinfo`` is asked as well: Slurm creates no step on a node that is down already, and does not
-# name the node then.
-
 _CHECK_SECONDS = 60.0  # to a node that does not answer, Slurm needs ten and more
 _DESERTED = "stager-deserted "
 _SCRIPT = f"""\
@@ -82,6 +76,8 @@ echo "{_DESERTED}$SLURMD_NODENAME" >&2
 
 
 class _SlurmCheck:
+    """Starts a step on silent nodes; asks ``sinfo``, too, as no step says which node is down."""
+
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
         self._until = time.monotonic() + _CHECK_SECONDS
         self._nodes = nodes
@@ -186,11 +182,10 @@ class SlurmTransport(StepTransport):
         return _SlurmCheck(nodes, self.variables)
 
     def _find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
-        try:
+        with contextlib.suppress(NodeError):
             states = slurm_text.parse_down_nodes(self._ask(*slurm_text.make_states_argv(nodes)))
-        except NodeError:
-            return {}
-        return {node: _end_down_node(state) for node, state in states.items()}
+            return {node: _end_down_node(state) for node, state in states.items()}
+        return {}
 
     def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         width = slurm_text.choose_fanout(len(answers.nodes), self._version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ...protocol.enumerations import Action, Ending, Launcher
@@ -14,8 +15,6 @@ from ...system.hostlist import expand_hostlist, fold_hosts, parse_counts
 from ...system.processes import describe_exit
 from .. import forecast
 from .transport import TOLD_TO_END, Ended, Step
-
-# --- The errors of Slurm's commands, by node: what each of them means for a job. Pure functions
 
 _TASK = re.compile(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
@@ -33,18 +32,16 @@ CONTROLLER_FAULTS: Mapping[str, bool] = {
     "temporarily disabled": False,
 }
 """Slurm's words where its controller did not answer, and whether a request cannot have reached it.
-
-After a time-out or a truncated answer, it may have been accepted.
-"""
+After a time-out or a truncated answer, it may have."""
 _CONTROLLER = re.compile(
     r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
     r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
     rf"(?P<fault>.*(?:{'|'.join(CONTROLLER_FAULTS)}).*)"
 )  # errors of a command that could not even ask; nothing of what it was to begin has begun
-_NETWORK = re.compile(
+NETWORK_FAULT = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
-)
+)  # a fault of a node that is of the network, not of its disk
 _KILLED = -9
 _SIGNALS = {"Killed": _KILLED, "Terminated": -15}  # exit statuses by Slurm's words
 
@@ -52,8 +49,8 @@ _SIGNALS = {"Killed": _KILLED, "Terminated": -15}  # exit statuses by Slurm's wo
 def parse_step_faults(stderr: str) -> dict[str, Ended]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
-    Once one task has failed ``srun`` ends the others, so the first is the one to blame, unless
-    SIGTERM has ended it, and not all.
+    Once one task has failed ``srun`` ends the others: the first is to blame, unless SIGTERM has
+    ended it, and not all.
     """
     faults: dict[str, Ended] = {}
     for line in stderr.splitlines():
@@ -79,26 +76,24 @@ def _mark_consequences(faults: dict[str, Ended]) -> None:
 
 
 def _describe_task(numbers: str, words: str) -> Ended:
-    values = {"why": f"task {numbers}: {words}"}
-    if exited := _EXITED.search(words):
-        return Ended(ProblemCode.NO_ANSWER_EXITED, values, int(exited[1]))
-    killed = words == "Killed"
-    problem = ProblemCode.NO_ANSWER_KILLED if killed else ProblemCode.NO_ANSWER
-    return Ended(problem, values, _SIGNALS.get(words))
+    exited = _EXITED.search(words)
+    code = int(exited[1]) if exited else _SIGNALS.get(words)
+    return Ended(_classify_end(words), {"why": f"task {numbers}: {words}"}, code)
+
+
+def _classify_end(words: str) -> ProblemCode:
+    if _EXITED.search(words):
+        return ProblemCode.NO_ANSWER_EXITED
+    killed = words == "Killed" or words.endswith(": Killed")
+    return ProblemCode.NO_ANSWER_KILLED if killed else ProblemCode.NO_ANSWER
 
 
 def general_fault(code: int, stderr: str) -> Ended:
     """Return the fault of a node of which Slurm has said nothing: that of its whole step."""
     last_lines = [line for line in stderr.splitlines() if line.strip()][-3:]
     why = "; ".join([describe_exit(code), *last_lines])
-    problem = ProblemCode.NO_ANSWER
-    if "create step" in why:
-        problem = ProblemCode.NO_ANSWER_NO_STEP
-    elif _EXITED.search(why):
-        problem = ProblemCode.NO_ANSWER_EXITED
-    elif why.endswith(": Killed"):
-        problem = ProblemCode.NO_ANSWER_KILLED
-    return Ended(problem, {"why": why})
+    is_refused = "create step" in why
+    return Ended(ProblemCode.NO_ANSWER_NO_STEP if is_refused else _classify_end(why), {"why": why})
 
 
 def parse_failed_tasks(stderr: str) -> dict[str, set[int]]:
@@ -134,31 +129,21 @@ def is_step_refused(stderr: str) -> bool:
 def is_controller_new(stderr: str) -> bool:
     """Return whether the controller refused a step as it knows nothing of the nodes' memory yet.
 
-    Our steps ask for none. Since 23.11 ``scontrol reconfigure`` starts another ``slurmctld``, and
-    until nodes have registered there it refuses steps so (seen with 24.11).
+    Since 23.11 ``scontrol reconfigure`` starts another ``slurmctld``, which refuses steps so until
+    nodes have registered (seen with 24.11).
     """
     return is_step_refused(stderr) and "Memory required by task is not available" in stderr
 
 
-def is_network_fault(fault: str) -> bool:
-    """Return whether a fault that Slurm reports of a node is about the network, not its disk."""
-    return bool(_NETWORK.search(fault))
-
-
 def _expand_hosts(text: str) -> list[str]:
-    try:
+    with suppress(NodeError):
         return expand_hostlist(text)
-    except NodeError:
-        return []
+    return []
 
-
-# --- Slurm is text: its command lines, and the parsers of what it prints. Pure functions ---------
 
 PATIENCE = 600
 """Seconds that the others get once the first node has ended well; ``SLURM_WAIT`` is the user's own.
-
-An exit handler that never ends would hold the allocation until its time limit; but a rank may also
-be saving a large model. ``srun --wait`` would not say which rank it killed, so the driver counts.
+A rank may be saving a large model. The driver counts: ``srun --wait`` does not name what it kills.
 """
 _BACKSTOP = 30  # seconds until ``srun`` kills them, should an agent not answer any more
 
@@ -215,8 +200,7 @@ def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
     return bound
 
 
-def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
-    """Refuse an allocation with too few CPUs per node: Slurm would create no step there."""
+def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:  # Slurm would create no step
     counts = parse_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
     ranks = job.launch.nproc_per_node or 1
     by_slurm = job.action is Action.RUN and job.launch.launcher is Launcher.SRUN
@@ -237,8 +221,7 @@ def read_patience(env: Mapping[str, str]) -> int:
 def make_step_argv(step: Step, program: Sequence[str]) -> list[str]:
     """Return the command that runs a program on each node of a step.
 
-    ``--overlap`` lets it run beside other steps of the allocation; ``-c`` is given because some
-    versions do not inherit it (22.05, 23.02); the working directory is one that is everywhere.
+    ``--cpus-per-task`` is given because some versions do not inherit it (22.05, 23.02).
     """
     count = len(step.nodes)
     argv = [
@@ -273,10 +256,7 @@ def make_broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> 
 
 
 def choose_fanout(nodes: int, version: tuple[int, int]) -> int:
-    """Return the fan-out with which a broadcast to so many nodes takes least time.
-
-    ``sbcast`` takes at most 8 up to 23.02, and 64 from 23.11 on (MAX_THREADS in file_bcast.c).
-    """
+    """Return the quickest fan-out of a broadcast: at most 8, or 64 from 23.11 on (file_bcast.c)."""
     return forecast.best_width(nodes, 64 if version >= (23, 11) else forecast.WIDEST)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import binascii
+import contextlib
 import json
 import os
 import re
 import shlex
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ...launch.program_variables import drop_schedulers
 from ...protocol.job import Job
@@ -35,11 +36,11 @@ class SshErrors(StepErrors):
 
     def parse_step_faults(self, stderr: str) -> dict[str, Ended]:
         """Return the hosts that ended badly, and why."""
-        return {end.host: _describe_end(end) for end in read_ends(stderr)}
+        return {end.host: _describe_end(end) for end in _read_ends(stderr)}
 
     def parse_failed_tasks(self, stderr: str) -> dict[str, set[int]]:
         """Return the one task of each host that ended badly."""
-        return {end.host: {0} for end in read_ends(stderr)}
+        return {end.host: {0} for end in _read_ends(stderr)}
 
     def general_fault(self, code: int, stderr: str) -> Ended:
         """Return the fault of a host of which nothing was said: that of the fan-out."""
@@ -49,20 +50,15 @@ class SshErrors(StepErrors):
         return Ended(ProblemCode.NO_ANSWER, {"why": why})
 
 
-def read_ends(stderr: str) -> list[HostEnd]:
-    """Return the ends that a fan-out has reported, without those whose lines were cut."""
-    ends = []
+def _read_ends(stderr: str) -> Iterator[HostEnd]:
     for line in stderr.splitlines():
         if line.startswith(REPORT_PREFIX):
-            try:
-                ends.append(HostEnd(**json.loads(line[len(REPORT_PREFIX) :])))
-            except (TypeError, ValueError):
-                continue
-    return ends
+            with contextlib.suppress(TypeError, ValueError):  # it was cut
+                yield HostEnd(**json.loads(line[len(REPORT_PREFIX) :]))
 
 
 def _describe_end(end: HostEnd) -> Ended:
-    why = {"why": format_end(end)}
+    why = {"why": _format_end(end)}
     if not end.begun:
         code = None if end.slow else find_reason(end.said)[0]
         if end.status == _NO_SSH:
@@ -75,8 +71,7 @@ def _describe_end(end: HostEnd) -> Ended:
     return Ended(ProblemCode.NO_ANSWER_EXITED, why, end.status)
 
 
-def format_end(end: HostEnd) -> str:
-    """Return how a host ended, for a person."""
+def _format_end(end: HostEnd) -> str:
     if end.slow:
         return f"no reply for {LOGIN_SECONDS:.0f} s"
     line = "" if end.begun else find_reason(end.said)[1]
@@ -128,12 +123,11 @@ class SshTransport(StepTransport):
 
     def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         argv = _make_fanout_argv(f"exec cat >{shlex.quote(transfer.target)}", *answers.nodes)
-        return SendCommand(argv, parse_send_faults, transfer.source)
+        return SendCommand(argv, _parse_send_faults, transfer.source)
 
 
-def parse_send_faults(stderr: str) -> dict[str, str]:
-    """Return the hosts that a file could not be sent to, and why."""
-    return {end.host: format_end(end) for end in read_ends(stderr)}
+def _parse_send_faults(stderr: str) -> dict[str, str]:
+    return {end.host: _format_end(end) for end in _read_ends(stderr)}
 
 
 def _make_fanout_argv(*words: str) -> list[str]:

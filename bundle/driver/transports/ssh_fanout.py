@@ -10,30 +10,29 @@ import selectors
 import shlex
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple, cast
 
 from ...protocol.problem import ProblemCode
 from ...system import processes, signals
 
-# --- The hosts that are still to be logged in to: which is next, and how many at a time ----------
-
-# An sshd, also a jump host's, takes so many logins at a time and closes further connections at once
-# (``MaxStartups``). So a host that was turned away is tried again after a pause, and fewer
-# logins are under way from then on.
-
 LOGINS = 16  # under way at once; sshd and what checks passwords take no more
 PAUSES = (1.0, 2.0, 4.0, 8.0, 8.0)  # seconds before each further try of a host that was turned away
 
 
 class LoginQueue:
-    """Hosts that wait for their login."""
+    """Hosts that wait for their login.
+
+    An sshd, also a jump host's, closes connections beyond ``MaxStartups`` at once. So a host that
+    was turned away is tried again after a pause, and fewer logins are under way from then on.
+    """
 
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._most = LOGINS
         self._waiting = [(0.0, name) for name in names]  # with the time when each may be tried
-        self._tries: dict[str, int] = {}
+        self.tries = Counter[str]()  # how often each was turned away
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -49,40 +48,26 @@ class LoginQueue:
 
     def record_refusal(self, name: str, under_way: int) -> bool:
         """Record a refused login; the number of the others is the new limit; True to retry."""
-        tries = self._tries[name] = self.tries(name) + 1
+        self.tries[name] += 1
         self._most = max(1, min(self._most, under_way))
-        if tries > len(PAUSES):
+        if self.tries[name] > len(PAUSES):
             return False
-        self._waiting.append((self._clock() + PAUSES[tries - 1], name))
+        self._waiting.append((self._clock() + PAUSES[self.tries[name] - 1], name))
         return True
 
-    def tries(self, name: str) -> int:
-        """Return how often a host was turned away."""
-        return self._tries.get(name, 0)
 
-
-# --- The reasons for which a login over ``ssh`` fails, found in its own words. Pure functions ----
-
-REASONS = (
-    (ProblemCode.SSH_KEY_CHANGED, re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")),
-    (
-        ProblemCode.SSH_KEY_UNKNOWN,
-        re.compile(r"Host key verification failed|No \S+ host key is known"),
-    ),
-    (ProblemCode.SSH_NAME_UNKNOWN, re.compile(r"Could not resolve hostname")),
-    (
-        ProblemCode.SSH_NO_LOGIN,
-        re.compile(r"Permission denied|Too many authentication failures|Authentication failed"),
-    ),
+_REASONS = (
+    (ProblemCode.SSH_KEY_CHANGED, r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    (ProblemCode.SSH_KEY_UNKNOWN, r"Host key verification failed|No \S+ host key is known"),
+    (ProblemCode.SSH_NAME_UNKNOWN, r"Could not resolve hostname"),
+    (ProblemCode.SSH_NO_LOGIN, r"Permission denied|[Aa]uthentication fail(?:ures|ed)"),
     (
         ProblemCode.SSH_UNREACHED,
-        re.compile(
-            r"connect to (?:host|address) .*|Connection timed out|Connection refused|open failed"
-        ),
+        r"connect to (?:host|address) |Connection (?:timed out|refused)|open failed",
     ),
     # What it says of a jump host comes before what it says of the host behind that one.
-    (ProblemCode.SSH_TURNED_AWAY, re.compile(r"^Connection (?:closed|reset) by (?!UNKNOWN)")),
-    (ProblemCode.SSH_TURNED_AWAY, re.compile(r"(?:kex|ssh)_exchange_identification: ")),
+    (ProblemCode.SSH_TURNED_AWAY, r"^Connection (?:closed|reset) by (?!UNKNOWN)"),
+    (ProblemCode.SSH_TURNED_AWAY, r"(?:kex|ssh)_exchange_identification: "),
 )
 """The most telling ones first: behind a jump host that cannot go on, ``ssh`` also says that the
 connection was closed."""
@@ -90,7 +75,7 @@ connection was closed."""
 
 def find_reason(said: Sequence[str]) -> tuple[ProblemCode | None, str]:
     """Return why a login has failed, and the line that says so; None and empty if none does."""
-    matches = [(code, [*filter(pattern.search, said)]) for code, pattern in REASONS]
+    matches = [(code, [*filter(re.compile(words).search, said)]) for code, words in _REASONS]
     found = [(code, lines[-1]) for code, lines in matches if lines]
     # Of a key that has changed the last line says less than the problem itself does.
     telling = [line for code, line in found if code is not ProblemCode.SSH_KEY_CHANGED]
@@ -98,25 +83,15 @@ def find_reason(said: Sequence[str]) -> tuple[ProblemCode | None, str]:
     return found[0][0] if found else None, line
 
 
-# --- One host of a fan-out: its ``ssh``, what it is still to be sent, and how it ended -----------
-
 BEGUN = b"stager-begun\n"  # after a login's own output
 REPORT_PREFIX = "stager-host "  # before the JSON of a host that ended badly
-LOGIN_SECONDS = 90.0
-"""Time that a login may take: a home on a file server may not answer."""
+LOGIN_SECONDS = 90.0  # for a login: a home on a file server may not answer
 SSH_OPTIONS = (
-    "-T",
-    "-x",
-    "-oBatchMode=yes",
-    "-oConnectTimeout=20",
-    "-oServerAliveInterval=15",
-    "-oServerAliveCountMax=4",
-    "-oClearAllForwardings=yes",
-    "-oEscapeChar=none",
+    *("-T", "-x", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=15"),
+    *("-oServerAliveCountMax=4", "-oClearAllForwardings=yes", "-oEscapeChar=none"),
     "-oLogLevel=INFO",
 )
-"""Nobody can answer a question; a connection that has gone is noticed within a minute; forwardings
-would be in the way. All else is as the user has configured it."""
+"""A connection that has gone is noticed within a minute; all else is as the user configured it."""
 _KEPT_ERRORS = 1 << 14
 _KEPT_LINES = 30
 _MOST_NOISE = 1 << 16  # bytes that may come before a login is done
@@ -124,10 +99,7 @@ _READ_BYTES = 1 << 18
 
 
 def ssh_argv(host: str, script: str) -> list[str]:
-    """Return the command that runs a line of shell on a host, whose name is ``STAGER_NODE``.
-
-    The user's shell there may be any: it sees two words and one in quotes.
-    """
+    """Return the command that runs a line of shell on a host, whose login shell may be any."""
     begun = f"echo {BEGUN.decode().strip()}"
     named = f"STAGER_NODE={shlex.quote(host)}; export STAGER_NODE; {begun}; {script}"
     return ["ssh", *SSH_OPTIONS, "--", host, f"exec /bin/sh -c {shlex.quote(named)}"]
@@ -147,8 +119,7 @@ class HostEnd(NamedTuple):
 class _Host:
     def __init__(self, name: str, script: str, *, whole_lines: bool) -> None:
         self.name = name
-        self.begun = False
-        self.slow = False  # true if its login took too long
+        self.begun = self.slow = False  # slow if its login took too long
         self.offset = 0
         self._whole_lines = whole_lines
         self._until = time.monotonic() + LOGIN_SECONDS
@@ -205,10 +176,6 @@ class _Host:
             self.slow = True
             self.process.kill()
 
-    def terminate(self) -> None:
-        with contextlib.suppress(OSError):
-            self.process.terminate()
-
     def was_turned_away(self) -> bool:
         """Return whether its connection was closed before anybody was asked who is there."""
         code = find_reason(self.list_lines())[0]
@@ -228,12 +195,6 @@ def _read(stream: IO[bytes]) -> bytes | None:
         return None
 
 
-# --- The fan-out: starts one command on many hosts, sends all the same input, passes on their lines
-
-# What comes on standard input goes to each host; whole lines of what a host prints go to standard
-# output, so that those of several hosts never mix; for each host that ends badly a line goes to
-# standard error. Of one host alone the bytes are passed on as they come.
-
 _MOST_UNSENT = 8 << 20  # bytes of input that wait for the slowest host before more is read
 _WAIT_SECONDS = 1.0  # also between two looks at every host
 _TICK_SECONDS = 0.02
@@ -243,7 +204,8 @@ _CHUNK = 1 << 18
 def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
     """Run a script of one line on all hosts; return 0, or the exit status of one that ended badly.
 
-    If ``attached``, the end of a pipe on standard input ends all logins.
+    Each host gets standard input, and prints whole lines (one host alone any bytes); a line on
+    standard error reports each that ended badly. If ``attached``, the end of input ends all logins.
     """
     signals.end_on_signals()
     processes.raise_open_files()  # three for each host
@@ -262,7 +224,7 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
 
 class _Fanout:
     def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
-        self.status = 0  # 0, or the exit status of a host that ended badly
+        self.status = 0  # or the exit status of a host that ended badly
         self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
         self._hosts: list[_Host] = []  # those that have been started, and have not ended
@@ -295,7 +257,7 @@ class _Fanout:
 
     def close(self) -> None:
         for host in self._hosts:
-            host.terminate()
+            host.process.terminate()
         self._selector.close()
 
     def _end_hosts(self) -> None:
@@ -388,7 +350,7 @@ class _Fanout:
             if host.begun:
                 self._send(host)
             elif self._driver_has_ended():
-                host.terminate()
+                host.process.terminate()
 
     def _end(self, host: _Host) -> None:
         _write(host.read_rest())
@@ -402,7 +364,7 @@ class _Fanout:
             self._ending.remove(host)
         again = host.was_turned_away() and not self._driver_has_ended()
         if not (again and self._waiting.record_refusal(host.name, self._count_logins())):
-            status, tries = host.process.returncode, max(1, self._waiting.tries(host.name))
+            status, tries = host.process.returncode, max(1, self._waiting.tries[host.name])
             said = host.list_lines()
             self._report(HostEnd(host.name, status, host.begun, host.slow, said, tries))
 

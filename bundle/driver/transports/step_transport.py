@@ -1,9 +1,7 @@
 """The transport of steps: one command starts an agent on each node, and carries their lines.
 
-The phases share one step over all nodes; only a launch may have its own. The agents get program
-and request on standard input, whose end tells them to stop; they answer in frames
-(:mod:`bundle.channel.frames`). What the command is, and what its errors mean, a class for each kind
-of cluster knows.
+The phases share one step over all nodes; only a launch may have its own. The end of the agents'
+standard input tells them to stop.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, Optional, cast
 
 from ...channel import agent_channel
 from ...channel.bootstrap import make_memory_file
@@ -36,11 +34,7 @@ from .liveness import Liveness, SilenceCheck
 from .phase_run import SECONDS, PhaseAnswers, PhaseLimit, PhaseRun
 from .transport import Delivery, Ended, OnEvent, Requests, Retry, Step, Take, Transfer
 
-# --- The output of a command on a node: read until it ends, until it stalls, or until a signal
-
-# A disk or a network that hangs would otherwise hold the allocation, and the user, for ever.
-
-SILENT_SECONDS = 300.0  # time without a byte after which no more is expected
+SILENT_SECONDS = 300.0  # time without a byte of a fetched stream after which no more is expected
 _CHUNK = 1 << 20
 
 
@@ -62,11 +56,10 @@ class _FetchedOutput(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         ready = {key.fd for key, _ in self._selector.select(self._silent_seconds)}
-        if self._stopped in ready:
+        if not ready or self._stopped in ready:
             self.given_up = True
-            raise OSError(errno.ECANCELED, "stager was told to end")  # EINTR would be tried again
-        if not ready:
-            self.given_up = True
+            if ready:  # EINTR would be tried again
+                raise OSError(errno.ECANCELED, "stager was told to end")
             raise OSError(errno.ETIMEDOUT, f"nothing has come for {self._silent_seconds:g} s")
         data = os.read(self._pipe.fileno(), len(buffer))
         buffer[: len(data)] = data
@@ -95,8 +88,6 @@ def read_until_signal(
         yield output
 
 
-# --- Sending a file with one command: the nodes work on what has arrived while the rest is coming -
-
 _SEND_GRACE = 5.0
 NOT_READY = "not every node was ready for it"
 STEP_ENDED = "the step of its agents ended meanwhile"
@@ -119,10 +110,9 @@ def send_file(
     make_command: Callable[[Transfer, PhaseAnswers], SendCommand],
     env: Mapping[str, str],
 ) -> tuple[dict[str, str], float | None]:
-    """Send a file once all agents are ready; then tell them that it is there, or will not come.
+    """Send a file, unless an agent ends or is lost before all are ready; tell them the outcome.
 
-    Returns the nodes that were not reached, with the reasons, and the seconds that it took. Nothing
-    is sent where some agents have ended, or are lost, before all are ready.
+    Returns the nodes that were not reached, with the reasons, and the seconds that it took.
     """
     step, answers = run.step, run.answers
     deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
@@ -170,6 +160,7 @@ def _send_once(
     return command.find_faults(text) or {"": lines[-1]}
 
 
+Stack = Optional[contextlib.ExitStack]  # closes a step of its own
 _LOST_SECONDS = 1.0  # to end by itself when only lost nodes have not answered
 _HOLD_SECONDS = 180.0  # after that, ranks that are held back begin without silent nodes
 _FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
@@ -190,8 +181,7 @@ class StepTransport(transport.Transport):
         self._job = job
         with open(sys.argv[0], "rb") as handle:
             self._program = AgentProgram(handle.read())
-        self._latest: DriverChannel | None = None
-        self._running: DriverChannel | None = None
+        self._latest: DriverChannel | None = None  # the step of the phase that was begun last
         self._session: DriverChannel | None = None
         self._session_nodes: frozenset[str] = frozenset()
         self._session_job: Job | None = None  # the job that the agents of that step know
@@ -199,12 +189,10 @@ class StepTransport(transport.Transport):
         self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
 
     @abstractmethod
-    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
-        """Return the command that starts agents."""
+    def _make_argv(self, step: Step, bootstrap: str, command: str) -> list[str]: ...
 
     @abstractmethod
-    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-        """Return the command that sends a file, without a relay, to agents that wait for it."""
+    def _make_send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand: ...
 
     def _sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         return {}
@@ -213,7 +201,6 @@ class StepTransport(transport.Transport):
         return lambda errors: False
 
     def _begin_check(self, nodes: Sequence[str]) -> SilenceCheck | None:
-        """Begin to check whether silent nodes can be reached; None if that shows by itself."""
         return None
 
     def _find_down_nodes(self, nodes: Collection[str]) -> dict[str, Ended]:
@@ -221,8 +208,7 @@ class StepTransport(transport.Transport):
         return {}
 
     def _find_relay_ports(self) -> range | None:
-        """Return the ports of this host that nodes may connect to; None for any."""
-        return None
+        return None  # any
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that all phases share, if it may."""
@@ -231,7 +217,7 @@ class StepTransport(transport.Transport):
         if not joins:
             self.close()
         try:
-            run = self._run_step(phase, requests, on_event, joins=joins)
+            run = self._run_step(phase, requests, on_event, None if joins else self._open_steps)
             answers, lost = run.answers, run.liveness.lost
             failed = [*answers.failed, *sorted(answers.bad), *lost] if launches else []
             ended = {**describe_ends(requests, run.step, self.errors, failed), **lost}
@@ -240,14 +226,14 @@ class StepTransport(transport.Transport):
             raise
         if not joins or run.step.has_ended:
             self.close()
-        return self._run_on_the_rest(run, requests, on_event, ended)
+        return self._run_on_the_rest(run, on_event, ended)
 
     def _run_step(
-        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+        self, phase: str, requests: Requests, on_event: OnEvent, stack: Stack
     ) -> PhaseRun:
         may_retry = self._make_retry(on_event)
         while True:
-            run = self._begin(phase, requests, on_event, None if joins else self._open_steps)
+            run = self._begin(phase, requests, on_event, stack)
             with self._supervise(run, on_event, finish=True):
                 self._listen(run)
             refused = run.step.has_ended and not run.answers.answered
@@ -269,59 +255,54 @@ class StepTransport(transport.Transport):
             raise
         finally:
             run.liveness.close()
-            run.report_losses(on_event)
+            run.report_losses()
 
     def _run_on_the_rest(
-        self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
+        self, run: PhaseRun, on_event: OnEvent, ended: dict[str, Ended]
     ) -> dict[str, Ended]:
         """Retry without blocking nodes: Slurm starts a step on all nodes or none, may end all."""
         answers = run.answers
-        launch = answers.phase == PhaseName.LAUNCH
-        if launch and not answers.held:
+        launches = answers.phase == PhaseName.LAUNCH
+        if launches and not answers.held:
             return ended
-        blocking = self._find_blocking_nodes(requests, answers, ended)
-        if launch:  # the others must learn how many they are: the driver asks again
+        blocking = self._find_blocking_nodes(answers, ended)
+        if launches:  # the others must learn how many they are: the driver asks again
             return {**ended, **{node: ended[node]._replace(unreachable=True) for node in blocking}}
         known = {*blocking, *answers.answered}
-        rest = {node: request for node, request in requests.items() if node not in known}
+        rest = {node: one for node, one in answers.requests.items() if node not in known}
         if not blocking or not rest:
             return ended
         self.close()  # it may not have ended yet, but has told all tasks to
         return {**ended, **self.run(answers.phase, rest, on_event)}
 
-    def _find_blocking_nodes(
-        self, requests: Requests, answers: PhaseAnswers, ended: dict[str, Ended]
-    ) -> set[str]:
+    def _find_blocking_nodes(self, answers: PhaseAnswers, ended: dict[str, Ended]) -> set[str]:
         """Return nodes where nothing can start; add reasons of those down before to ``ended``."""
-        silent = {node: ended[node].problem for node in requests.keys() - answers.answered.keys()}
+        silent = {node: ended[node].problem for node in answers.nodes - answers.answered.keys()}
         followed = {node for node, problem in silent.items() if problem is _FOLLOWED}
         if followed and answers.phase != PhaseName.LAUNCH:
-            return requests.keys() - followed
+            return answers.nodes - followed
         blocking = {node for node, problem in silent.items() if problem.row.is_unreachable}
         if blocking or answers.answered:
             return blocking
-        down = self._find_down_nodes(requests)
+        down = self._find_down_nodes(answers.nodes)
         ended.update(down)
         return set(down)
 
-    def _begin(
-        self,
-        phase: str,
-        requests: Requests,
-        on_event: OnEvent,
-        stack: contextlib.ExitStack | None,
-    ) -> PhaseRun:
+    def _begin(self, phase: str, requests: Requests, on_event: OnEvent, stack: Stack) -> PhaseRun:
         """Begin a phase: in the step that all share, or in one of its own, which a stack closes."""
-        job, tasks = self._job, 1
+        tasks = 1
         if stack is None:
             step = self._join_session(phase, requests)
         else:
-            tasks = self._count_tasks(phase, requests)
+            first = next(iter(requests.values()))
+            if isinstance(first, LaunchRequest) and self._job.launch.launcher is Launcher.SRUN:
+                tasks = first.group.nproc  # each rank is a task
             step = stack.enter_context(self._start(phase, requests, tasks))
+        self._latest = step
         liveness = Liveness(phase, requests, on_event, step.heartbeats, self._begin_check)
         answers = PhaseAnswers(requests, tasks, liveness.take, phase)
         answers.held = self._holds(phase)
-        in_container = job.launch.container_image is not None
+        in_container = self._job.launch.container_image is not None
         return PhaseRun(step, answers, liveness, in_container=in_container)
 
     def _join_session(self, phase: str, requests: Requests) -> DriverChannel:
@@ -344,8 +325,7 @@ class StepTransport(transport.Transport):
     ) -> DriverChannel:
         described = self._describe_step(phase, requests, tasks, command)
         with self._convert_errors():
-            self._latest = DriverChannel(*described, self.errors)
-        return self._latest
+            return DriverChannel(*described, self.errors)
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
@@ -385,13 +365,6 @@ class StepTransport(transport.Transport):
         argv = self._make_argv(step, self._program.bootstrap, command or phase)
         return argv, variables, first
 
-    def _count_tasks(self, phase: str, requests: Requests) -> int:
-        """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
-        if phase != PhaseName.LAUNCH or self._job.launch.launcher is not Launcher.SRUN:
-            return 1
-        launches = cast("Mapping[str, LaunchRequest]", requests)
-        return max(request.group.nproc for request in launches.values())
-
     def _holds(self, phase: str) -> bool:
         """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
         own_step = phase == PhaseName.LAUNCH and not self._job.can_launch_in_session_step
@@ -401,7 +374,6 @@ class StepTransport(transport.Transport):
         step, answers = run.step, run.answers
         limit = PhaseLimit(answers.phase, self._job, len(answers.nodes), self.patience)
         hold_until = time.monotonic() + _HOLD_SECONDS
-        self._running = step
         while not step.has_ended:
             step.pump(answers.take)
             self.tick()
@@ -432,8 +404,8 @@ class StepTransport(transport.Transport):
 
     def send_to_ranks(self, line: str) -> None:
         """Send a line to the agents of the phase that runs."""
-        if self._running is not None:
-            self._running.send_line(line)
+        if self._latest is not None:
+            self._latest.send_line(line)
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Send a file to agents that wait, in a step of their own unless all nodes get it."""
@@ -451,27 +423,26 @@ class StepTransport(transport.Transport):
                     else:
                         command, env = self._make_send_command, self.variables
                         failed, seconds = send_file(transfer, run, may_retry, command, env)
-                    if may_retry(run.step.errors if run.step.has_ended else ""):
-                        continue
-                    self._listen(run)
-                break
+                    if not may_retry(run.step.errors if run.step.has_ended else ""):
+                        self._listen(run)
+                        break
             if not (joins or run.step.has_ended):
                 grace = _LOST_SECONDS if run.liveness.lost else self._grace
                 run.step.finish(run.answers.take, grace)
             ended = {**describe_ends(requests, run.step, self.errors), **run.liveness.lost}
-            settled = self._find_settled_nodes(run, failed, requests, ended)
+            settled = self._find_settled_nodes(run, failed, ended)
             notes = relay_source.describe_transfer(run.answers, transfer.size)
             return Delivery(failed, ended, seconds, settled, notes)
 
     def _find_settled_nodes(
-        self, run: PhaseRun, failed: dict[str, str], requests: Requests, ended: dict[str, Ended]
+        self, run: PhaseRun, failed: dict[str, str], ended: dict[str, Ended]
     ) -> frozenset[str]:
         """Return the nodes that kept others from having a file; notes that these do not have it."""
         answers = run.answers
         blocking = set(run.liveness.lost)
         if run.step.has_ended:
-            blocking |= self._find_blocking_nodes(requests, answers, ended)
-            if blocking and not requests.keys() <= blocking | answers.answered.keys():
+            blocking |= self._find_blocking_nodes(answers, ended)
+            if blocking and not answers.nodes <= blocking | answers.answered.keys():
                 failed.setdefault("", "its step ended with that of other nodes")
         if failed.get("") in (NOT_READY, STEP_ENDED):
             blocking |= answers.answered.keys() - answers.ready.keys()

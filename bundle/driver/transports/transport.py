@@ -50,8 +50,8 @@ def list_root_places(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
 class Ended(NamedTuple):
     """The end of a node's part of a phase, for the case that it gave no answer."""
 
-    problem: ProblemCode  # often one of ``NO_ANSWER``
-    values: Mapping[str, str]  # the values of that problem, besides the phase and the log directory
+    problem: ProblemCode
+    values: Mapping[str, str]  # of that problem, besides the phase and the log directory
     code: int | None = None  # None where only that of the whole step is known
     unreachable: bool = False  # true if no rank has begun anywhere because none could begin here
 
@@ -73,13 +73,10 @@ class Delivery(NamedTuple):
     failed: dict[str, str]
     """The nodes that the file did not reach, and why; under ``""`` what concerns no single node.
 
-    After a relay the other nodes have it; after ``sbcast`` or ``ssh`` none of them has. Those in
-    ``settled`` are not among them."""
+    After a relay the other nodes have it; after ``sbcast`` or ``ssh`` none of them has."""
     ended: dict[str, Ended]
     seconds: float | None = 0.0  # None if it did not take place, or was cut short
-    settled: frozenset[str] = frozenset()
-    """Nodes that kept the others from having it: they have failed by themselves, or are lost, and
-    are not to be tried again."""
+    settled: frozenset[str] = frozenset()  # nodes that failed or are lost: not to be tried again
     remarks: tuple[str, ...] = ()  # on nodes that were slow or sent damaged bytes
 
 
@@ -98,10 +95,7 @@ class Transport(Protocol):
         """Send a line to the agents of the phase that runs, without a wait; it may not arrive."""
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
-        """Run ``unpack`` on the given nodes, and send them a file before they begin.
-
-        Where ``sbcast`` did not reach some node, no node has unpacked or kept anything.
-        """
+        """Run ``unpack`` on the given nodes, and send them a file before they begin."""
 
     def fetch(self, phase: str, requests: Requests, take: Take) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes; NodeError."""

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.cuda import (
-    CudaNeed,
-    find_cuda_need,
-    find_driver_problem,
-    list_driver_notes,
-)
+from bundle.driver.cuda import CudaNeed, find_cuda_need, find_driver_problem, list_driver_notes
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel

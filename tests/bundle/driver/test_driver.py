@@ -308,33 +308,12 @@ def test_a_spare_node_takes_the_place_of_one_whose_rank_was_killed(
     assert "begun 1 1 local3 2" in text
 
 
-def test_the_same_failure_at_the_same_place_ends_the_attempts(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    words = ("raise RuntimeError('no luck')", "9")
-    code, events = drive_again(single, program, tmp_path, *words, retries=5)
-    assert (code, len(attempts(events))) == (3, 1)
-    last = events[-1]["attempt"]
-    assert (last["number"], last["retry"]) == (1, "no")
-    assert last["reason"] == "the same failure came again at the same place"
-    assert last["cause"] == "rank 1 on local2: RuntimeError: no luck at t.py:8"
-    assert [record["rank"] for record in events[-1]["failures"]] == [1]
-
-
 @pytest.mark.parametrize("statement", ["raise ValueError('NaN')", "import no_such_module"])
 def test_a_failure_of_the_program_is_not_tried_again(
     single: Packed, program: Path, tmp_path: Path, statement: str
 ) -> None:
     code, events = drive_again(single, program, tmp_path, statement, "9", retries=5)
     assert (code, attempts(events), events[-1]["attempt"]["retry"]) == (3, [], "no")
-
-
-def test_attempts_end_with_their_number(single: Packed, program: Path, tmp_path: Path) -> None:
-    code, events = drive_again(
-        single, program, tmp_path, "raise OSError(attempt, 'gone')", "9", retries=1
-    )
-    assert (code, len(attempts(events))) == (3, 1)
-    assert [event["phase"] for event in events if event["event"] == "begin"][-1] == "launch"
 
 
 def test_a_node_whose_agent_is_killed_gets_another_agent(

@@ -15,7 +15,6 @@ from bundle.driver.forecast import (
     forecast,
     forecast_broadcast,
     forecast_relay,
-    forecast_shared_staging,
     forecast_staging,
     forecast_step,
 )
@@ -89,7 +88,7 @@ def test_staging_by_hand() -> None:
     links = StagingWork(sent=BLOCK, bytes=0, files=0, linked=30_000)  # are made by one process
     made = forecast_staging(links, Nodes(1, cpus=8), ROUND)
     assert made.unpack == pytest.approx(0.25 + 0.3 + BLOCK * 1e-9 / 8)
-    made = forecast_shared_staging(TEN_BLOCKS, Nodes(1000, cpus=4), BLOCK / 2, ROUND)
+    made = forecast_staging(TEN_BLOCKS, Nodes(1000, cpus=4), ROUND, speed=BLOCK / 2)
     assert (made.send, made.unpack) == (pytest.approx(20), pytest.approx(0.25 + 1.0))
     # Nodes that share a machine share its CPUs.
     alone, three = Nodes(3, cpus=2), Nodes(3, cpus=2, sharing=3)

@@ -169,12 +169,17 @@ def index(ranks: list[RankState]) -> States:
     return {one.rank: (f"n{one.rank // 2}", one) for one in ranks}
 
 
+def judge(ranks: list[RankState], before: list[RankState]) -> Hang:
+    hang = find_hang(index(ranks), index(before), 3.0)
+    assert hang is not None
+    return hang
+
+
 @pytest.mark.parametrize(("ranks", "fields", "text"), CASES.values(), ids=CASES)
 def test_each_hang_has_its_verdict(
     ranks: list[RankState], fields: dict[str, Any], text: str
 ) -> None:
-    hang = find_hang(index(ranks), index(ranks), 3.0)
-    assert hang is not None
+    hang = judge(ranks, ranks)
     assert {name: getattr(hang, name) for name in fields} == fields
     assert text in hang.text
     assert hang.node == ("" if hang.rank is None else f"n{hang.rank // 2}")
@@ -199,8 +204,7 @@ def start_another(state: RankState) -> RankState:
 @pytest.mark.parametrize("change", [spend, spend_in_worker, move, start_another])
 def test_a_busy_rank_may_be_at_work(change: Callable[[RankState], RankState]) -> None:
     reader = rank(1, *READING, groups=(BEHIND,), children=(process("S", pid=9),))
-    hang = find_hang(index([wait(0), change(reader)]), index([wait(0), reader]), 3.0)
-    assert hang is not None
+    hang = judge([wait(0), change(reader)], [wait(0), reader])
     assert (hang.kind, hang.rank, hang.certain) == ("behind", 1, False)
     assert hang.text.endswith("it may be at work")
 
@@ -214,18 +218,15 @@ def test_ranks_that_come_further_do_not_hang() -> None:
 
 def test_one_look_alone_is_not_certain() -> None:
     ranks = [wait(0), rank(1, *READING, groups=(BEHIND,))]
-    hang = find_hang(index(ranks), {}, 3.0)
-    assert hang is not None
+    hang = judge(ranks, [])
     assert (hang.rank, hang.certain) == (1, False)
 
 
 def test_a_read_from_a_disk_is_no_hang() -> None:
-    reading = index([rank(0, *READING, process=process("D", 1.02))])
+    reading = [rank(0, *READING, process=process("D", 1.02))]
     for before, kind in (("D", "held"), ("S", "unknown")):
         # To answer takes a little of the CPU's time.
-        hang = find_hang(reading, index([rank(0, *READING, process=process(before, 1.0))]), 3.0)
-        assert hang is not None
-        assert hang.kind == kind
+        assert judge(reading, [rank(0, *READING, process=process(before, 1.0))]).kind == kind
 
 
 def test_a_thousand_ranks_in_many_groups() -> None:
@@ -245,7 +246,6 @@ def test_a_thousand_ranks_in_many_groups() -> None:
         groups=tuple(replace(one, enqueued=one.completed) for one in ranks[700].groups),
     )
     began = time.process_time()
-    hang = find_hang(index(ranks), index(ranks), 3.0)
-    assert isinstance(hang, Hang)
+    hang = judge(ranks, ranks)
     assert (hang.kind, hang.ranks, hang.waiting) == ("behind", (700,), 1023)
     assert time.process_time() - began < 10  # 0.1 s, unless it grows with the square

@@ -93,10 +93,7 @@ class Sending(Transport):
         for node in requests:
             problem = worded("not sent", node, "7 of 9 bytes had arrived", "")
             on_event(UnpackAnswer(node, ok=False, problems=(problem,)))
-        return Delivery(
-            failed,
-            {node: ENDED._replace(code=3) for node in requests},
-        )
+        return Delivery(failed, {node: ENDED._replace(code=3) for node in requests})
 
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node in requests:

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.plan import (
-    NodeGroup,
-    Plan,
-    TransferRule,
-    make_plan,
-    write_excerpt,
-)
+from bundle.driver.plan import NodeGroup, Plan, TransferRule, make_plan, write_excerpt
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.protocol.enumerations import Stage, TransferWay

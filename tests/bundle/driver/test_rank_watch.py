@@ -103,11 +103,8 @@ class Watched:
         lines = map(json.loads, (self.logs / "events.4711.jsonl").read_text().splitlines())
         return [line for line in lines if line["event"] == kind]
 
-    def stacks(self) -> JobStacks | None:
-        path = self.logs / "stacks.4711.json"
-        if not path.exists():
-            return None
-        raw = json.loads(path.read_text())
+    def stacks(self) -> JobStacks:
+        raw = json.loads((self.logs / "stacks.4711.json").read_text())
         assert raw.pop("v") == 1
         return decode(JobStacks, raw)
 
@@ -189,7 +186,6 @@ def test_a_hang_is_named_once_and_its_stacks_are_kept(job: Job) -> None:
     assert event["place"] == "loader.py:88 read_shard"
     assert (event["certain"], event["ended"]) == (True, False)
     kept = watched.stacks()
-    assert kept is not None
     assert (kept.job_id, kept.silent > 240, kept.ending) == ("4711", True, False)
     assert kept.nodes["n1"] == (rank(1, READING, 3, 3),)
     assert kept.hang is not None
@@ -203,7 +199,6 @@ def test_what_nccl_says_is_kept_and_bounded(job: Job) -> None:
     watched = Watched(job, lambda number: [reader, waiter] if number == 2 else hang(number))
     watched.wait(300)
     kept = watched.stacks()
-    assert kept is not None
     assert (kept.nccl[:5], len(kept.nccl)) == ("NCCL ", 1 << 16)
 
 
@@ -266,13 +261,10 @@ def test_a_request_is_answered_at_once_and_removed(job: Job) -> None:
     watched.wait(7)
     assert not request.exists()
     kept = watched.stacks()
-    assert kept is not None
     assert (len(kept.nodes), kept.hang) == (2, None)
     watched.request()
     watched.wait(10)
-    kept = watched.stacks()
-    assert kept is not None
-    assert kept.hang is not None  # nothing was printed since
+    assert watched.stacks().hang is not None  # nothing was printed since
     assert watched.events("silent") == watched.events("hang") == []
     assert len(watched.transport.lines) == 4
 
@@ -295,7 +287,7 @@ def test_a_request_that_is_no_file_of_this_users_is_none(
     watched.wait(10)
     watched.watch.end()
     assert watched.transport.lines == []
-    assert watched.stacks() is None
+    assert not (watched.logs / "stacks.4711.json").exists()
 
 
 def test_a_request_that_cannot_be_removed_is_answered_once(job: Job) -> None:
@@ -322,7 +314,6 @@ def test_a_job_that_ends_while_it_is_asked_leaves_what_it_has(job: Job) -> None:
     assert watched.watch.end() is None
     assert not request.exists()
     kept = watched.stacks()
-    assert kept is not None
     assert kept.nodes["n1"] == (rank(1, READING, 3, 3),)
 
 
@@ -350,7 +341,6 @@ def test_stacks_of_ranks_that_do_not_end_are_kept(job: Job) -> None:
     watched.watch.take(states("n1", UNASKED, rank(1, READING, 3, 3)))
     assert watched.watch.end() is None
     kept = watched.stacks()
-    assert kept is not None
     assert kept.ending
     assert kept.nodes == {"n0": (), "n1": (rank(1, READING, 3, 3),)}
 
@@ -374,7 +364,6 @@ def test_hostile_answers_are_dropped_and_those_of_others_ignored(job: Job) -> No
     watched = Watched(job, answer)
     watched.wait(300)
     kept = watched.stacks()
-    assert kept is not None
     assert kept.nodes["n0"] == (rank(0, WAITING, 4, 3),)
     (only,) = kept.nodes["n1"]
     assert (only.rank, only.threads, only.groups, only.process.state) == (1, (), (), UNKNOWN_STATE)

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.retries import (
-    History,
-    RankProgress,
-    find_failure,
-    find_retry,
-)
+from bundle.driver.retries import History, RankProgress, find_failure, find_retry
 from bundle.protocol.enumerations import FailureClass, Retry
 from bundle.protocol.events import Hang, RankOutput
 from bundle.protocol.messages import FailureRecord, LaunchAnswer, Vanished
@@ -121,35 +116,36 @@ def test_every_class_has_a_verdict_with_a_reason() -> None:
         assert verdict.reason[-1] != "."
 
 
-def judge(history: History, found: FailureRecord, **seen: float) -> tuple[str, str, bool]:
-    progress = RankProgress()
-    progress.seen.update(seen)
-    attempt = history.judge(find_failure(failed(found)), progress, 1.0)
-    return attempt.retry, attempt.reason, history.may_go_on()
+NO_LUCK = record(1, "RuntimeError", "a", lines=TRACE)
+AGAIN = record(1, "RuntimeError", "b", lines=TRACE, rank=1)  # the message may have a number
+LOST = record(1, "RuntimeError", "Broken pipe")
 
 
-def test_the_same_failure_at_the_same_place_is_the_last() -> None:
-    history = History(9)
-    assert judge(history, record(1, "RuntimeError", "a", lines=TRACE))[2]
-    other = record(1, "RuntimeError", "b", lines=TRACE, rank=1)  # the message may have a number
-    same = "the same failure came again at the same place"
-    assert judge(history, other) == ("no", same, False)
-
-
-def test_ranks_that_came_further_may_fail_again() -> None:
-    history = History(9)
-    assert judge(history, record(-9), step=100)[2]
-    assert judge(history, record(-9), step=200)[2]
-    assert not judge(history, record(-9), step=200)[2]
-    assert [attempt.number for attempt in history.failed] == [0, 1, 2]
-    assert history.failed[1].progress == "step 200"
-
-
-def test_another_failure_in_between_counts_as_another() -> None:
-    history = History(9)
-    assert judge(history, record(-9))[2]
-    assert judge(history, record(7))[2]
-    assert judge(history, record(-9))[2]
+@pytest.mark.parametrize(
+    ("limit", "found", "steps", "last"),
+    [
+        pytest.param(9, [NO_LUCK, AGAIN], [], "no", id="again at the same place"),
+        pytest.param(9, [record(-9)] * 3, [100, 200, 200], "no", id="further, then no more"),
+        pytest.param(9, [record(-9), record(7), record(-9)], [], "once", id="another in between"),
+        pytest.param(2, [LOST] * 3, [], "yes", id="until the number is used up"),
+        pytest.param(0, [LOST], [], "yes", id="none is allowed"),
+    ],
+)
+def test_attempts_in_a_row(
+    limit: int, found: list[FailureRecord], steps: list[int], last: str
+) -> None:
+    history = History(limit)
+    for number, one in enumerate(found):
+        assert number == 0 or history.may_go_on()
+        progress = RankProgress()
+        if steps:
+            progress.seen["step"] = steps[number]
+        attempt = history.judge(find_failure(failed(one)), progress, 1.0)
+        assert attempt.number == number
+    assert attempt.retry == last
+    assert attempt.reason == "the same failure came again at the same place" or last != "no"
+    assert history.may_go_on() == (last == "once")
+    assert attempt.progress == (f"step {steps[-1]}" if steps else "")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +177,3 @@ def test_progress_never_goes_back() -> None:
     assert str(progress) == "step 9"
     assert progress.is_beyond({"step": 8.0})
     assert not progress.is_beyond({"epoch": 1.0})
-
-
-def test_lost_peers_are_tried_until_the_number_is_used_up() -> None:
-    history, lost = History(2), record(1, "RuntimeError", "Broken pipe")
-    assert [judge(history, lost)[2] for _ in range(3)] == [True, True, False]
-    assert not judge(History(0), lost)[2]

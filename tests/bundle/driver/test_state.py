@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -229,7 +226,7 @@ def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
     for rank, node in ((2, "n1"), (0, "n2"), (1, "n2"), (None, "n1")):
         state.take("launch", RankOutput(node, rank, b"x\n", of_ranks=True))
     assert [(one["rank"], one["head"]) for one in printed(state, capfd)] == [
-        *((0, True), (1, True), (None, True)),
+        *((0, True), (1, True), (None, True))
     ]
 
 
@@ -241,26 +238,6 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job, state:
     state.take("launch", RankOutput("n1", 0, b"so is this", of_ranks=True))
     (loss,) = state.output.losses()
     assert (loss.node, loss.rank, loss.bytes) == ("n1", 0, 10)
-
-
-def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> None:
-    """Lone surrogates, as JSON may have them, and an output that is ASCII only."""
-    state_of(job)
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
-        "from bundle.protocol.job import load_job\n"
-        "from bundle.driver.logs import Logs\n"
-        "from bundle.driver.state import State\n"
-        "from bundle.protocol.events import RankOutput\n"
-        "job = load_job(sys.argv[1])\n"
-        "state = State(job, Logs(job))\n"
-        "state.take('launch', RankOutput('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"
-    )
-    argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
-    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "\u20ac\n"
 
 
 def lose(job: Job, *events: Event) -> State:

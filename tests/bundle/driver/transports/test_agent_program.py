@@ -15,13 +15,7 @@ from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program
 from bundle.environment.unpack import list_hook_files
 from bundle.protocol.codec import encode
-from bundle.protocol.messages import (
-    Incoming,
-    RelayTask,
-    RequestReader,
-    StepMessage,
-    UnpackRequest,
-)
+from bundle.protocol.messages import Incoming, RelayTask, RequestReader, StepMessage, UnpackRequest
 from stager.pack.node_program import add_bytecode, make_node_program
 from tests.support.jobs import PLAIN
 

@@ -282,9 +282,7 @@ SIZE = 40_000_000
 
 
 def remarks(
-    relayed: dict[str, Relayed],
-    size: int,
-    out_of_reach: dict[str, dict[str, str]] | None = None,
+    relayed: dict[str, Relayed], size: int, out_of_reach: dict[str, dict[str, str]] | None = None
 ) -> tuple[str, ...]:
     """What is said once these nodes have told so much."""
     answers = PhaseAnswers({}, 1, print, "unpack")

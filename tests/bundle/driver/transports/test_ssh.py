@@ -214,7 +214,7 @@ def test_a_host_that_was_turned_away_comes_again_after_a_pause() -> None:
     for number, pause in enumerate(PAUSES, 1):
         assert queue.next(0) == "n1"
         assert queue.record_refusal("n1", 0)
-        assert (queue.tries("n1"), bool(queue)) == (number, True)
+        assert (queue.tries["n1"], bool(queue)) == (number, True)
         clock.now += pause - 0.5
         assert queue.next(0) == ""
         clock.now += 0.5
