@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bundle.format.manifest import Manifest, estimate_room
-from bundle.node.node_root import ROOT_VARIABLE, choose_base, list_automatic_bases, node_root_name
-from bundle.protocol.counts import format_size
+from bundle.format.manifest import Manifest
+from bundle.node.node_root import ROOT_VARIABLE, list_automatic_bases, node_root_name
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 from bundle.protocol.events import Record
 from bundle.protocol.messages import PreflightAnswer
-from bundle.protocol.problem import NodeError
 from bundle.redaction.secrets import mask_arguments
 
 from .building.build import BuildResult
@@ -97,39 +96,30 @@ class TracedBuildResult(BuildResult):
 # --- Access times: a place where they are kept, and which files of a tree were read --------------
 
 # Every file gets an access time of long ago before a program runs. Linux renews it when the file is
-# read or mapped, even with the mount option ``relatime``, which is the default: that holds back
-# only times of less than a day (mount(8)). With ``noatime``, and on many network file systems,
-# nothing is renewed; so a file is read to find out, before a place is used.
+# read or mapped, also with ``relatime`` (mount(8)), but not with ``noatime``, nor on many network
+# file systems.
 
 LONG_AGO = 946_684_800 * 10**9  # the first second of 2000: the access time of what nobody has read
 
 
 @contextlib.contextmanager
-def make_traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
-    """Yield an empty directory on a file system that keeps access times; it is removed at the end.
-
-    The offline root is tried first, where the next build sweeps what a killed command leaves; then
-    the directories in which a node root may lie. ``room`` is the bytes and inodes that are needed.
-    """
-    candidates = [(str(store.root), store.scratch_without_lock("trace"))]
-    candidates += [(base, _make_folder(base)) for _, base in list_automatic_bases(os.environ)]
-    refused: list[str] = []
-    for name, candidate in candidates:
+def make_traced_place(store: Store) -> Iterator[Path]:
+    """Yield an empty directory, on a file system that keeps access times, until the end."""
+    # The offline root is tried first, where the next build sweeps what a killed command leaves.
+    bases = [base for _, base in list_automatic_bases(os.environ)]
+    for candidate in (store.scratch_without_lock("trace"), *map(_make_folder, bases)):
         with contextlib.ExitStack() as stack:
-            try:
+            keeps = False
+            with contextlib.suppress(OSError, StagerError):
                 folder = stack.enter_context(candidate)
-                reason = _explain_refusal(folder, room)
-            except (OSError, StagerError) as exc:
-                reason = getattr(exc, "strerror", None) or str(exc)
-            if not reason:
+                keeps = keeps_access_times(folder)
+            if keeps:
                 yield folder
                 return
-        refused.append(f"{name}: {reason}")
     raise StagerError(
-        "there is no place here where it shows which files a program reads",
-        hint="set $TMPDIR to a directory on a local file system that is not mounted with "
-        f"noatime and has room for {format_size(room[0])}",
-        context=refused,
+        "no directory here shows which files a program reads (noatime?)",
+        hint="set $TMPDIR to a directory on a local file system that keeps access times",
+        context=[str(store.root), *bases],
     )
 
 
@@ -140,16 +130,6 @@ def _make_folder(base: str) -> Iterator[Path]:
         yield folder
     finally:
         remove(folder)
-
-
-def _explain_refusal(folder: Path, room: tuple[int, int]) -> str:
-    try:
-        choose_base(str(folder), {}, room)
-    except NodeError as exc:
-        return exc.problem.values["why"].replace(f"{folder}: ", "")
-    if keeps_access_times(folder):
-        return ""
-    return "its file system does not renew the access time of a file that is read (noatime?)"
 
 
 def keeps_access_times(folder: Path) -> bool:
@@ -166,20 +146,11 @@ def keeps_access_times(folder: Path) -> bool:
 
 def set_back(tree: Path) -> None:
     """Give every file of a tree an access time of long ago; other times stay as they are."""
-    pending = [str(tree)]
-    try:
-        while pending:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        _set_back(entry.path, entry.stat(follow_symlinks=False))
-    except OSError as exc:
-        raise StagerError(
-            f"{exc.filename}: its access time cannot be set: {exc.strerror}",
-            hint="set $TMPDIR to a directory on a local file system",
-        ) from exc
+    for folder, _, names in os.walk(tree):
+        for path in (f"{folder}/{name}" for name in names):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                _set_back(path, status)
 
 
 def _set_back(path: str, status: os.stat_result) -> None:
@@ -209,9 +180,8 @@ _LIBRARY = re.compile(
     re.IGNORECASE,
 )
 _FOR_LINKERS = "_static.a"
-"""NVIDIA's name for what is a shared library as well: no program loads it, with or without a GPU.
-
-Other archives hold code for a GPU, which is linked when a program runs (libnvshmem_device.a)."""
+"""NVIDIA's name for what is a shared library as well: no program loads it. Other archives hold code
+for a GPU, which is linked when a program runs (libnvshmem_device.a)."""
 _SHARED = re.compile(r"\.(so|bc|cubin|fatbin|ptx|hsaco)(\.\d+)*$")
 
 
@@ -232,19 +202,14 @@ SMALL = "each is small"  # why no pattern is proposed for what is below that
 PROGRAMS = "programs, which may only be looked for"
 """Why none is proposed for a package's programs: torch does not import without one it may run."""
 _PROGRAM = re.compile(r".+/bin/(?!test_)[^/]+")
-_TEST = "test_"
 _BYTECODE = re.compile(r"^((?:.*/)?)__pycache__/([^/.]*)(?:\.[^/]*)?\.pyc$")
 
 
 @dataclass
 class Unit:
-    """Files that stay or go together: a module is left out with its bytecode.
+    """Files that stay or go together: a module, of which only bytecode is read, with that."""
 
-    ``path`` is that of the file that a pattern can name. ``read`` is true if any was read: of a
-    module with bytecode, the source is not.
-    """
-
-    path: str
+    path: str  # of the file that a pattern can name
     files: int = 0
     size: int = 0
     read: bool = False
@@ -282,7 +247,6 @@ def list_unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[Un
 
 
 def _explain_staying(package: str, unit: Unit, gpus: int) -> str | None:
-    """Return why a unit is not proposed, empty for one that was read or is metadata; else None."""
     if unit.read or is_metadata(unit.path):
         return ""
     if not gpus and needs_gpu(package, unit.path):
@@ -295,7 +259,7 @@ def _sum_units(units: Sequence[Unit]) -> tuple[int, int]:
 
 
 def _group_unread(unread: Sequence[Unit], kept: set[str]) -> Mapping[str, Sequence[Unit]]:
-    stays = {folder for path in kept for folder in list_parents(path)} | _list_tests(kept)
+    stays = {folder for path in kept for folder in list_parents(path)}
     everything = kept | {unit.path for unit in unread}
     groups: dict[str, list[Unit]] = {}
     for unit in unread:
@@ -304,19 +268,9 @@ def _group_unread(unread: Sequence[Unit], kept: set[str]) -> Mapping[str, Sequen
     return groups
 
 
-def _list_tests(paths: Iterable[str]) -> set[str]:
-    parts = {part for path in paths for part in (*list_parents(path), path)}
-    split = (part.rpartition("/") for part in parts)
-    return {f"{folder}/{_TEST}*" for folder, _, name in split if name.startswith(_TEST)}
-
-
 def _find_topmost(path: str, kept: set[str], everything: set[str]) -> str:
-    """Return the topmost directory of which nothing was read, with a slash; else the file.
-
-    Files called ``test_...`` go together if no such file stays: compiled tests lie beside programs.
-    The top of a package stays, so that what imports it fails with the name of what is missing:
-    ``sympy/*/`` stands for all directories in it.
-    """
+    """Return the topmost directory of which nothing was read, with a slash; else the file."""
+    # The top of a package stays, so that an import names what is missing: ``sympy/*/``.
     folders = list_parents(path)
     for folder in folders:
         if folder in kept:
@@ -324,23 +278,18 @@ def _find_topmost(path: str, kept: set[str], everything: set[str]) -> str:
         if "/" not in folder and f"{folder}/__init__.py" in everything:
             return f"{folder}/*/" if len(folders) > 1 else path
         return f"{folder}/"
-    folder, _, name = path.rpartition("/")
-    tests = f"{folder}/{_TEST}*"
-    return tests if folder and name.startswith(_TEST) and tests not in kept else path
+    return path
 
 
 def _pattern(path: str) -> str:
-    for wildcard in ("/*/", f"/{_TEST}*"):
-        if path.endswith(wildcard):
-            return anchor(path.removesuffix(wildcard)) + wildcard
+    if path.endswith("/*/"):
+        return f"{anchor(path[:-3])}/*/"
     return anchor(path[:-1]) + "/" if path.endswith("/") else anchor(path)
 
 
 # --- Running a smoke test in an unpacked bundle, and looking at what it read of the packages -----
 
-# The bundle is unpacked into a directory of its own, the access times of its files are set back,
-# and the test runs as a local job in that environment: what stager itself reads to start a job
-# counts as read, since each job reads that.
+# It runs as a local job: what stager reads to start a job counts as read.
 
 MOST_PROPOSED = 40  # number of patterns that are proposed
 
@@ -353,7 +302,7 @@ def trace(
     store = Store(offline_root(config))
     prepared = _prepare_smoke_test(config, bundle, manifest, command)
     listener.begin("trace")
-    with make_traced_place(store, estimate_room(manifest.layers, manifest)) as folder:
+    with make_traced_place(store) as folder:
         (node,) = prepared.job.nodes
         place = folder / node_root_name() / "nodes" / node  # where the job looks for it
         place.mkdir(mode=0o700, parents=True)
@@ -361,17 +310,15 @@ def trace(
         environment = unpack_here(program, bundle, place, trusted=True)  # just built
         set_back(environment)
         outcome, gpus = _run_smoke_test(prepared, folder, listener)
-        packages = dict(_list_packages(bundle, manifest, environment))
+        packages = list(_list_packages(bundle, manifest, environment))
     return _make_trace_result(packages, outcome=outcome, gpus=gpus, config=config)
 
 
 def _prepare_smoke_test(
     config: Config, bundle: ChosenBundle, manifest: Manifest, command: Sequence[str]
 ) -> Prepared:
-    """Return the smoke test as a job of one rank on this machine, whatever the settings say."""
-    with_torchrun = config.launch.launcher is not Launcher.PROCESSES and any(
-        layer.name == "torch" for layer in manifest.layers
-    )
+    has_torch = any(layer.name == "torch" for layer in manifest.layers)
+    with_torchrun = has_torch and config.launch.launcher is not Launcher.PROCESSES
     cluster = replace(
         config.cluster,
         nodes=(1, 1),
@@ -397,7 +344,6 @@ def _prepare_smoke_test(
 
 
 def _run_smoke_test(prepared: Prepared, folder: Path, listener: JobListener) -> tuple[Outcome, int]:
-    """Run it, with its node root below a directory; return its end, and the GPUs that it saw."""
     gpus = 0
 
     def take(record: Record) -> None:
@@ -433,9 +379,12 @@ def _make_smoke_test_error(outcome: Outcome, prune: Sequence[str]) -> JobError:
     )
 
 
+_Package = tuple[str, str, list[Unit]]  # name, version, files
+
+
 def _list_packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
-) -> Iterator[tuple[str, tuple[str, list[Unit]]]]:
+) -> Iterator[_Package]:
     site = f"lib/python{manifest.requires.python}/site-packages/"
     with open_bundle(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
@@ -445,15 +394,15 @@ def _list_packages(
                     for one in file.index(layer, file.head(layer), decompress_index).files
                     if one.path.startswith(site)
                 )
-                yield layer.name, (layer.version, group_files(files))
+                yield layer.name, layer.version, group_files(files)
 
 
 def _examine_packages(
-    packages: Mapping[str, tuple[str, list[Unit]]], gpus: int
+    packages: Iterable[_Package], gpus: int
 ) -> tuple[list[TracedPackage], list[UnreadFiles]]:
     rows: list[TracedPackage] = []
     parts: list[UnreadFiles] = []
-    for name, (version, made) in packages.items():
+    for name, version, made in packages:
         read = [unit for unit in made if unit.read]
         used = not all(is_metadata(unit.path) for unit in read)
         rows.append(TracedPackage(name, version, *_sum_units(made), *_sum_units(read), used))
@@ -464,7 +413,7 @@ def _examine_packages(
 
 
 def _make_trace_result(
-    packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
+    packages: Iterable[_Package], *, outcome: Outcome, gpus: int, config: Config
 ) -> TraceResult:
     rows, parts = _examine_packages(packages, gpus)
     proposed = [part for part in parts if part.pattern][:MOST_PROPOSED]

@@ -18,11 +18,9 @@ _ORDINARY = frozenset(
     b"true false none null empty enabled disabled required basic bearer digest kerberos munge "
     b"token password secret admin root user test local changeme default".split()
 )
-_STRUCTURE = frozenset(
-    (
-        *("event", "phase", "node", "nodes", "stopped", "log_dir", "code", "how", "ended_by"),
-        *("backend", "interface"),
-    )
+_STRUCTURE = (
+    *("event", "phase", "node", "nodes", "stopped", "log_dir", "code", "how", "ended_by"),
+    *("backend", "interface"),
 )
 """Keys of events whose values are read by programs; none is a text that a rank wrote."""
 _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
@@ -36,10 +34,7 @@ def can_be_found(value: bytes) -> bool:
 
 
 def secrets_of_environment(env: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
-    """Yield values of variables with secret names, and of those that the user declares secret.
-
-    A name that only sounds secret may be that of a path. Of a long value each line counts, too.
-    """
+    """Yield values of variables with secret names, of ``passed`` ones, of long ones each line."""
     for name, value in sorted(env.items()):
         if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
             raw = value.encode(errors="surrogateescape")
@@ -48,8 +43,7 @@ def secrets_of_environment(env: Mapping[str, str], passed: Collection[str]) -> I
 
 
 # A text and a value are compared by their letters and digits alone. So a value is found that has
-# been wrapped, coloured, spaced out, printed a letter a line, or escaped; and a part of it that is
-# long enough to matter is found, too.
+# been wrapped, coloured, spaced out or escaped, and a part of it that is long enough.
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _SIGNS = bytes(set(range(256)) - set(_LETTERS))
@@ -64,8 +58,6 @@ _MAX_ENCODED = 1024  # letters of a value in base64 or hexadecimal digits that a
 
 
 class _Form(NamedTuple):
-    """A spelling of a value, by its letters."""
-
     letters: bytes
     grams: dict[bytes, int]  # the parts that are looked for, with their starts
     least: int  # letters in a row that count as a find
@@ -137,7 +129,6 @@ def _letters(text: bytes) -> bytes:
 
 
 def _find_parts(letters: bytes, form: _Form) -> Iterator[tuple[int, int]]:
-    """Find enough of a form: one of its grams, and what is the same around it."""
     for gram, begin in form.grams.items():
         at = letters.find(gram)
         while at >= 0:

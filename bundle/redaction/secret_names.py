@@ -7,10 +7,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-# Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``num_tokens``,
-# ``missing_keys``. So a name is split into words, and the words decide. This is the only definition
-# of such names: the variables withheld from ranks, the arguments that are masked and the texts that
-# are redacted all use it.
+# Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``missing_keys``.
+# So a name is split into words, and the words decide.
 
 HINT = re.compile(
     "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
@@ -104,10 +102,9 @@ _WORDS_ENDING_IN_PASS = _word_set("""
 """)
 """Words that end in ``pass`` and have nothing to do with a password."""
 SPLIT = _word_set("key keys token tokens pass")  # second words of names: ``API key``
+_SIGNATURES = ("sas", "sig", "signature", "x-amz-signature", "x-goog-signature")
 _IN_QUERY = {
-    **dict.fromkeys(
-        ("sas", "sig", "signature", "x-amz-signature", "x-goog-signature"), "signature"
-    ),
+    **dict.fromkeys(_SIGNATURES, "signature"),
     **dict.fromkeys(("x-amz-credential", "x-goog-credential"), "credential"),
     **dict.fromkeys(("pass", "pw"), "password"),
     **dict.fromkeys(("awsaccesskeyid", "key"), "key"),
@@ -121,10 +118,8 @@ _HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))  # of every
 _KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
 """Kinds of which a word at any place of a name is enough."""
 _PAIRED_KINDS = {
-    "apikey": "api-key",
-    "privatekey": "private-key",
-    "sessionkey": "session-key",
-    "sessionid": "session-key",
+    **{"apikey": "api-key", "privatekey": "private-key"},
+    **{"sessionkey": "session-key", "sessionid": "session-key"},
 }
 """Kinds by the last two words; any other is that of the last one."""
 
@@ -137,19 +132,12 @@ class Meaning(NamedTuple):
 
 
 def remove_secret_variables(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
-    """Return the variables of a program without secrets, except those that ``passed`` names.
-
-    What is left out reaches no rank, and so no file, log or list of processes on a node.
-    """
+    """Return the variables of a program without secrets, except those that ``passed`` names."""
     return {name: value for name, value in env.items() if name in passed or not is_secret(name)}
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a variable or an option of this name holds a secret.
-
-    A name is all there is to go by, so names that may mean anything in a text (``KEY``, ``PASS``,
-    ``TOKEN_2``) count here.
-    """
+    """Return True if a variable or an option of this name holds a secret, as ``KEY`` may."""
     if name in _HARMLESS_VARIABLES or not HINT.search(name):
         return False
     raw = name.encode(errors="replace")
@@ -247,7 +235,6 @@ def _kind_of_ending(word: str) -> str:
 
 
 def _kind_of_inner_words(words: Sequence[str]) -> str:
-    """Return the kind that one or two words before the end mean; empty for none."""
     for word in words[:-1]:
         kind = _KIND_OF_WORD.get(word, "")
         if kind in _KINDS_ANYWHERE:

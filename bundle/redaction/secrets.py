@@ -259,7 +259,6 @@ def _is_of_shell(text: bytes, name: _Name) -> bool:
 
 
 def _check(text: bytes, name: _Name, start: int, end: int, quote: bytes = b"") -> Span | None:
-    """Return a value's span; None for a placeholder, an expression, or a piece of a text."""
     whole = text[start:end]
     raw = whole.strip()
     if text[start - 1 : start] not in (b'"', b"'", b"`"):
@@ -284,7 +283,6 @@ def _strip_outer_brackets(raw: bytes) -> bytes:
 
 
 def _end_of_quoted_words(text: bytes, start: int, quote: bytes) -> int:
-    """Return where a quoted value ends, with what a shell adds to it."""
     end = _end_of_quoted(text, start, quote)
     for _ in range(_MAX_GLUED):
         if len(quote) != 1 or text[end : end + 1] != quote:
@@ -477,7 +475,6 @@ def _is_weak(text: bytes, name: _Name, sign: bytes) -> bool:
 
 
 def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -> Span | None:
-    """Return a value on the line after its name, if it is the only word there."""
     value = _read_value(text, name, at)
     if value is None:
         return None
@@ -491,15 +488,12 @@ def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -
 
 
 def _is_likely(raw: bytes, secret: Meaning) -> bool:
-    if secret.kind == "password" and len(raw) >= 6:
-        return True
-    if secret.sure and len(raw) >= 8 and _DIGIT.search(raw):
-        return True
-    return looks_random(raw) or is_digest(raw)
+    is_long = secret.kind == "password" and len(raw) >= 6
+    has_digit = secret.sure and len(raw) >= 8 and _DIGIT.search(raw)
+    return bool(is_long or has_digit) or looks_random(raw) or is_digest(raw)
 
 
 def _read_option(text: bytes, name: _Name) -> Span | None:
-    """Return the argument after an option, or the next element of a list of arguments."""
     gap = _GAP.match(text, name.end)
     if gap is None:
         return None
@@ -508,16 +502,12 @@ def _read_option(text: bytes, name: _Name) -> Span | None:
     if value is None or _is_of_manual(text[value.start : value.end]):
         return None
     # Without a comma or a continued line, arguments may stand below one another, or a text ends.
-    return value if _fills_line(text, value) or not _ONE_A_LINE.fullmatch(gap[0]) else None
-
-
-def _fills_line(text: bytes, value: Span) -> bool:
     has_end = text[value.end : value.end + 1] in _LINE_ENDS
-    return has_end and b" " not in text[value.start : value.end]
+    fills_line = has_end and b" " not in text[value.start : value.end]
+    return value if fills_line or not _ONE_A_LINE.fullmatch(gap[0]) else None
 
 
 def _is_of_manual(raw: bytes) -> bool:
-    """Return whether a word goes on with a sentence about an option, or stands for its value."""
     if not _METAVAR.fullmatch(raw):
         return raw in _PROSE
     return len(raw) <= 8 or judge_secret_name(raw) is not None
@@ -586,9 +576,8 @@ def _read_sentence(text: bytes, name: _Name) -> Span | None:
 
 
 def _is_password(word: bytes) -> bool:
-    if len(word) < 6 or not _DIGIT.search(word) or not _LETTER.search(word):
-        return False
-    return not (word.startswith(b"/") or is_placeholder(word) or is_digest(word))
+    is_mixed = len(word) >= 6 and _DIGIT.search(word) and _LETTER.search(word)
+    return bool(is_mixed) and not (word.startswith(b"/") or is_placeholder(word) or is_digest(word))
 
 
 # --- Passwords without a name: arguments of commands, and before a host --------------------------
@@ -638,14 +627,12 @@ def find_passwords(text: bytes) -> Iterator[Span]:
         at = text.find(program)
         while at >= 0:
             match = pattern.match(text, at)
-            following = at + _STEP
+            following = match.end() if match else at + _STEP
             if match is not None:
-                start = following = match.end()
-                end = find_match_end(_BARE, text, start)
-                quote = match["quote"]
-                if quote:
-                    end = _end_of_quoted(text, start, quote)
-                yield Span(start, end, "password", at)
+                end = find_match_end(_BARE, text, following)
+                if match["quote"]:
+                    end = _end_of_quoted(text, following, match["quote"])
+                yield Span(following, end, "password", at)
             at = text.find(program, following)
     if b"@" in text:
         for match in _LOGIN_AT_HOST.finditer(text):
@@ -656,17 +643,14 @@ def find_url_logins(text: bytes) -> Iterator[Span]:
     """Yield users with a password before the hosts of URLs, and those that look random."""
     for at in find_all(text, b"://"):
         start = at + 3
-        end = start + _length_of_login(
-            text[start : find_match_end(_URL_REST, text, start, start + _URL_BYTES)]
-        )
-        login = text[start:end]
+        rest = text[start : find_match_end(_URL_REST, text, start, start + _URL_BYTES)]
+        login = rest[: _length_of_login(rest)]
         is_secret_login = b":" in login or looks_random(login) or is_digest(login)
         if is_secret_login and not login.startswith(b"[redacted"):
-            yield Span(start, end, "url-credential", at)
+            yield Span(start, start + len(login), "url-credential", at)
 
 
 def _length_of_login(url: bytes) -> int:
-    """Return the length of user and password at the start of a URL without its scheme."""
     authority = url[: find_match_end(_AUTHORITY, url)]
     if b"@" not in authority and not _HOST.fullmatch(authority):  # a password with a slash in it
         authority = url
@@ -696,10 +680,7 @@ _GENERATED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+=\
 
 
 def mask_arguments(argv: Sequence[str]) -> list[str]:
-    """Return arguments as they may be shown, with the values of secret names hidden.
-
-    An option hides the argument after it, unless that is an option itself.
-    """
+    """Return arguments as they may be shown, with the values of secret names hidden."""
     shown = [_mask_argument(word) for word in argv]
     login = _find_login(argv)
     for index, word in enumerate(argv):
@@ -712,11 +693,7 @@ def mask_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def mask_value(name: str, value: str) -> str:
-    """Return a variable's value as it may be shown: empty for a secret name.
-
-    A name tells less here than in a text, as a secret may be in a table of any name. So words that
-    look generated by a program are hidden, too.
-    """
+    """Return a variable's value as it may be shown: without words that look generated, either."""
     if is_secret(name):
         return ""
     return _LONG_WORD.sub(_hide_generated, mask_arguments([value])[0])
@@ -728,10 +705,7 @@ def _hide_generated(match: re.Match[str]) -> str:
 
 
 def strip_url_secrets(text: str) -> str:
-    """Return a text with the users, passwords and query values of all its URLs removed.
-
-    Tokens of downloads stand in queries under any name, so no value of a query stays.
-    """
+    """Return a text with the users, passwords and query values of all its URLs removed."""
     if "://" not in text:
         return text
     return change_bytes(text, functools.partial(_URL.sub, _show_url))
@@ -750,8 +724,7 @@ def change_bytes(text: str, change: Callable[[bytes], bytes]) -> str:
 
 def hide_spans(text: bytes, spans: Iterable[Span]) -> bytes:
     """Return a text with stars in place of spans."""
-    parts = []
-    copied = 0
+    parts, copied = [], 0
     for span in merge_spans(spans):
         parts += [text[copied : span.start], HIDDEN.encode()]
         copied = span.end
@@ -793,10 +766,8 @@ def _mask_argument(word: str) -> str:
 
 
 def _mask_text(text: bytes) -> bytes:
-    spans = list(find_named_values(text, in_argument=True))
-    if b" " in text or b"@" in text:
-        spans += find_passwords(text)
-    return hide_spans(text, spans) if spans else text
+    passwords = find_passwords(text) if b" " in text or b"@" in text else ()
+    return hide_spans(text, [*find_named_values(text, in_argument=True), *passwords])
 
 
 def _show_url(match: re.Match[bytes]) -> bytes:

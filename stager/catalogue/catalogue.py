@@ -35,10 +35,7 @@ class Prefilter:
         self._parts_of: dict[bytes, frozenset[bytes]] = {}
 
     def find(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-        """Return the texts that are in these lines, and the places of the lines that have any.
-
-        Digits were removed from the lines.
-        """
+        """Return the texts in these lines, which have no digits, and the places of such lines."""
         unique = set(lines)
         joined = b"\n".join(unique)
         # Not "-=", which would go through all words that are remembered.
@@ -71,8 +68,6 @@ class Prefilter:
 
 # --- The entries: each table of ``catalogue/*.toml`` is one --------------------------------------
 
-# Each table of ``catalogue/*.toml`` is one entry::
-#
 #     [disk-full]                                 # its name
 #     needle = "No space left on device"          # no line without it can match; no digits in it
 #     pattern = 'No space left on (?P<what>\w+)'  # a regular expression; optional: the needle
@@ -98,21 +93,18 @@ class LineRole(TextEnum):
     """The account of a line in a verdict; the first one counts most."""
 
     PRIMARY = "primary"
-    CASCADE = "cascade"
-    """A consequence: look for an earlier line."""
+    CASCADE = "cascade"  # a consequence: look for an earlier line
     NOISE = "noise"
 
 
 class LineTells(TextEnum):
     """The part of a story that a line tells if not its cause."""
 
-    EXIT = "exit"
-    """Only that something ended, not why."""
+    EXIT = "exit"  # only that something ended, not why
     STUCK = "stuck"
     SYMPTOM = "symptom"
     """What often follows from another failure; it counts where nothing else tells one."""
-    END = "end"
-    """That Slurm ended the job; what had failed before counts more."""
+    END = "end"  # that Slurm ended the job; what had failed before counts more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +118,13 @@ class CatalogueEntry:
     """A regular expression, searched for in one line; empty for the needle itself."""
     role: LineRole = LineRole.PRIMARY
     kind: FailureClass = field(metadata={"json": "class"})
-    cause: str
-    """One sentence; groups of the pattern in braces."""
+    cause: str  # one sentence; groups of the pattern in braces
     remedy: str
     source: str
     tells: LineTells | None = None
     """The part of a story that a line tells; None for one that tells a cause."""
-    over: str = ""
-    """A text in a later line of the same file that takes it back; empty for none."""
-    needs: str = ""
-    """The entry without which, in the same file, it means nothing; empty for none."""
+    over: str = ""  # a text in a later line of the same file that takes it back; empty for none
+    needs: str = ""  # the entry without which, in the same file, it means nothing; empty for none
     weak: bool = False
     """True if programs print such a line and continue: alone, it does not show a failure."""
     explains: tuple[str, ...] = ()
@@ -190,11 +179,9 @@ def match_line(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Ca
 
 @functools.lru_cache(maxsize=1 << 12)
 def _find_by_needle(shape: str) -> tuple[CatalogueEntry, ...]:
-    """Find entries by their needles, which contain no digits, in a line without digits."""
     return tuple(candidate for candidate in catalogue() if candidate.needle in shape)
 
 
 def _weigh(known: CatalogueMatch) -> tuple[int, bool]:
-    """Rank causes first, then reports of an end, then consequences."""
     is_no_cause = known.entry.tells in (LineTells.EXIT, LineTells.SYMPTOM)
     return list(LineRole).index(known.entry.role), is_no_cause

@@ -62,13 +62,9 @@ class Events(Reports):
     """The output of a job while it runs."""
 
     _action = Action.VERIFY
-    _launcher_reports = False
-    _restarts = 0
-    _dry_run = False
-    _slurm = False
-    _job_id = ""
-    _log_dir_option = ""
-    _nodes = 1
+    _launcher_reports = _moving = _dry_run = _slurm = False
+    _restarts, _nodes = 0, 1
+    _job_id = _log_dir_option = ""
     _answered: frozenset[str] = frozenset()
 
     @property
@@ -84,13 +80,12 @@ class Events(Reports):
         self._dry_run, self._job_id = job.dry_run, job.id
         self._log_dir_option = make_log_dir_option(job.log_dir)
         self._slurm = job.allocation is Allocation.SLURM
-        count, names = len(job.nodes), _names(job.nodes)
-        where = {
-            Allocation.LOCAL: format_count(count, "local node"),
-            Allocation.SSH: f"{format_count(count, 'host')} over ssh ({names})",
-        }
-        # The number and the nodes of Slurm's come with its first event.
-        begin = "" if self._slurm else f"job {job.id}: {where[job.allocation]}, "
+        begin = ""  # the number and the nodes of Slurm's come with its first event
+        if job.allocation is Allocation.LOCAL:
+            begin = f"job {job.id}: {format_count(len(job.nodes), 'local node')}, "
+        elif job.allocation is Allocation.SSH:
+            hosts = f"{format_count(len(job.nodes), 'host')} over ssh ({_names(job.nodes)})"
+            begin = f"job {job.id}: {hosts}, "
         self.say(f"{begin}bundle {bundle.name}")
         if job.action is Action.VERIFY:
             self.say(f"bundle id {job.bundle_id}")
@@ -130,15 +125,14 @@ class Events(Reports):
         self.say(f"  {event.why}")
         if event.bytes:
             self.begin("place")
-        if self._dry_run:
-            for group in event.groups:
+        for group in event.groups if self._dry_run or event.bytes else ():
+            if self._dry_run:
                 self.data(self._group(group))
-            if event.forecast is not None:
-                forecast = event.forecast
-                self.show_expected_time(forecast.seconds, measured=forecast.measured)
-        elif event.bytes:
-            for group in event.groups:
+            else:
                 self.say(f"  {self._group(group)}")
+        if self._dry_run and event.forecast is not None:
+            forecast = event.forecast
+            self.show_expected_time(forecast.seconds, measured=forecast.measured)
 
     def _group(self, group: PlannedGroup) -> str:
         names = f": {', '.join(group.layers)}" if self.verbose and group.layers else ""
@@ -284,11 +278,7 @@ class Events(Reports):
         return [line for line in lines if not self._is_launcher_line(line)]
 
     def _is_launcher_line(self, line: str) -> bool:
-        """Return whether a line is torchrun's own, as all are once it reports that a rank failed.
-
-        That report fills a screen and names the first failure of its own node, which often is a
-        consequence. The log has it; what failed first is shown at the end.
-        """
+        """Return whether a line is torchrun's own, as all are once it reports a failed rank."""
         if _NOISE.match(line):
             return True
         if not self._launcher_reports and _TORCHRUN.match(line):

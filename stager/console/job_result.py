@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,8 @@ class JobLogs(Output):
         if failure.hang:  # its words name the ranks
             shown = format_hang(failure.hang)[:_LONG]
         self._write(f"error: {shown}", "error")
-        for line in _select_telling_lines(failure):
+        repeats = len(failure.lines) == 1 and failure.cause in failure.lines[0]
+        for line in () if repeats else keep_own_frame(failure.lines, _LAST_LINES):
             self._write(f"  | {_short(line)}")
         if failure.meaning and failure.meaning != failure.cause:
             self._write(f"cause: {failure.meaning}")
@@ -135,7 +136,6 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _list_variables(failure: FirstFailure) -> Iterator[str]:
-    """Yield where the program was: the step, and some variables, of the innermost frame first."""
     if state := format_state(failure):
         yield f"its state: {state}"
     room, hidden = _SHOWN_VARIABLES, 0
@@ -182,12 +182,6 @@ def _who(failure: FirstFailure) -> str:
     return f"{failure.node or ''} {rank}".strip()
 
 
-def _select_telling_lines(failure: FirstFailure) -> Sequence[str]:
-    """Return the last lines of a failure, unless they only repeat its cause."""
-    repeats = len(failure.lines) == 1 and failure.cause in failure.lines[0]
-    return () if repeats else keep_own_frame(failure.lines, _LAST_LINES)
-
-
 def _did(failure: FirstFailure) -> str:
     if failure.hang:
         return "hung"
@@ -199,7 +193,6 @@ def _place(line: Evidence) -> str:
 
 
 def _short(line: str) -> str:
-    """Return a line as it is shown: files of the environment by their names in it."""
     return shorten_paths(line)[:_LONG]
 
 
@@ -210,10 +203,7 @@ def _describe_no_failure(diagnosis: Diagnosis) -> str:
         logs = format_count(diagnosis.read, "log")
         return f"nothing failed as far as its {logs} can tell; it may still be running"
     if diagnosis.interrupted:
-        return (
-            "it was interrupted (Ctrl-C, a signal, or the command that followed it was ended); "
-            "nothing had failed until then"
-        )
+        return "it was interrupted; nothing had failed until then"
     return f"nothing shows that the job failed, in {format_count(diagnosis.read, 'file')}"
 
 
@@ -235,7 +225,13 @@ class Console(Events, JobLogs):
         if outcome.is_interrupted:
             return self._show_interrupted_job(outcome)
         if self._table and outcome.probes:
-            self._show_nodes(outcome)
+            from rich.console import Console as RichConsole
+
+            from .tables import make_node_table
+
+            self.stop()
+            table = make_node_table(make_verify_result(outcome).nodes)
+            RichConsole(no_color=not self._colour).print(table)
         self._show_network(outcome)
         self._log_loss(outcome)
         self._problems(outcome)
@@ -338,40 +334,25 @@ class Console(Events, JobLogs):
         return EXIT_JOB
 
     def _advise(self, outcome: Outcome, bad: list[str]) -> None:
-        """Show the option that leaves nodes out, unless none would be left."""
         job = outcome.job
         bad = [node for node in bad if node not in outcome.faulty_hosts]
         if job.allocation is not Allocation.LOCAL and 0 < len(bad) < len(job.nodes):
             pronoun = "it" if len(bad) == 1 else "them"
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
-    def _show_nodes(self, outcome: Outcome) -> None:
-        from shutil import get_terminal_size
-
-        from .tables import make_node_table
-
-        width = get_terminal_size().columns
-        self._print_table(make_node_table(make_verify_result(outcome).nodes, width))
-
     def _show_network(self, outcome: Outcome) -> None:
         deep = outcome.end.deep
-        measured = None if deep is None else deep.all_reduce
-        if measured is None:
+        if deep is None or deep.all_reduce is None:
             return
-        from .tables import format_pairs, make_pair_table, summarize_network
+        from .tables import format_pairs, summarize_network
 
-        if self._table and measured.pairs:
-            self._print_table(make_pair_table(measured))
-        else:
-            self.data_lines(format_pairs(measured))
-        for line in summarize_network(measured):
+        self.data_lines(format_pairs(deep.all_reduce))
+        for line in summarize_network(deep.all_reduce):
             self.say(line)
 
     def _problems(self, outcome: Outcome) -> None:
-        """Show each problem once, with the nodes that have it, and a hint once for several."""
         nodes: dict[ShownProblem, list[str]] = {}
-        # On this machine no node is another host. And the node's name comes first in any case:
-        # without it equal problems meet.
+        # The node's name comes first in any case: without it equal problems meet.
         here = [os.uname().nodename] if outcome.job.allocation is Allocation.LOCAL else []
         for node, problem in _each_problem(outcome):
             nodes.setdefault(format_problem(problem, (node, *here)), []).append(node)
@@ -419,10 +400,7 @@ def _format_phase_time(outcome: Outcome, phase: str) -> str:
 
 
 def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
-    """Return each problem with its node, but not an end of the job that is shown by itself.
-
-    A node that was only ended for another failure has none.
-    """
+    """Return each problem with its node; not an end of the job, nor what follows from others."""
     is_hang = outcome.end.hang is not None
     problems = [
         (node, problem)

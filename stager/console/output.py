@@ -9,10 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-from bundle.protocol.counts import format_size
 
 from ..core.errors import (
     UNWRITABLE,
@@ -27,16 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.progress import Progress
-    from rich.table import Table
 
 T = TypeVar("T")
 
-# --- A sign of life while a phase prints nothing: its seconds, and the bytes that were written
+# --- A sign of life while a phase prints nothing -------------------------------------------------
 
 SILENT_SECONDS = 4.0  # time without a line after which there is one
 RANKS_SECONDS = 60.0  # time without output of any rank after which a line says so
 _NO_OUTPUT = ", no output yet (does the script set MASTER_ADDR or MASTER_PORT?)"
-_LEAST = 1_000_000  # bytes from which on they are worth a word
 
 
 class Pulse:
@@ -48,7 +43,6 @@ class Pulse:
         self._patience = RANKS_SECONDS if of_ranks else SILENT_SECONDS
         self._of_ranks = of_ranks
         self._begun = time.monotonic()
-        self._before = _count_written_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -59,36 +53,15 @@ class Pulse:
         self._thread.join()
 
     def _run(self) -> None:
-        new = 0
         while not self._over.wait(1.0):
-            # A process may end while they are counted.
-            new = max(new, _count_written_bytes() - self._before)
             talk = self._talk()
             if talk is None:
                 return
             if time.monotonic() - talk.last_line_time >= self._patience:
-                size = f", {format_size(new)} written" if new >= _LEAST else ""
-                done = _NO_OUTPUT if self._of_ranks else f"{talk.progress}{size}"
+                done = _NO_OUTPUT if self._of_ranks else talk.progress
                 with suppress(OSError, ValueError):  # the reader has gone
                     talk.show_pulse(f"  {time.monotonic() - self._begun:.0f} s{done}")
             del talk
-
-
-def _count_written_bytes() -> int:
-    """Return the bytes that this process and those below it have written.
-
-    The kernel adds those of a process that has ended to its parent's (``wait_task_zombie``).
-    """
-    written = 0
-    pending = [os.getpid()]
-    while pending:
-        process = pending.pop()
-        with suppress(OSError, ValueError, IndexError):  # it has ended
-            folder = Path(f"/proc/{process}")
-            written += int((folder / "io").read_text().split("wchar: ")[1].split()[0])
-            for children in folder.glob("task/*/children"):
-                pending += map(int, children.read_text().split())
-    return written
 
 
 # --- Output of a command: talk on standard error, data on standard output, a bar for long work
@@ -120,13 +93,7 @@ _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "
 
 
 class Output:
-    """The output of one command.
-
-    Args:
-        quiet: print only results, warnings and errors.
-        verbose: add the output of every node.
-        as_json: keep standard output for one JSON object.
-    """
+    """The output of one command; ``as_json`` keeps standard output for one JSON object."""
 
     def __init__(
         self, *, quiet: bool = False, verbose: bool = False, as_json: bool = False
@@ -136,12 +103,9 @@ class Output:
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
         self._pulse: Pulse | None = None
-        self._has_pulse = False
-        """True if the last line of the terminal is the pulse's, without an end."""
-        self.last_line_time = 0.0
-        """The time of the last line of talk, by the monotonic clock."""
-        self.progress = ""
-        """What is done of the phase, after a comma."""
+        self._has_pulse = False  # true if the terminal's last line is the pulse's, without an end
+        self.last_line_time = 0.0  # of talk, by the monotonic clock
+        self.progress = ""  # what is done of the phase, after a comma
         self._has_result = False
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -234,12 +198,6 @@ class Output:
         while left:
             left = left[stream.buffer.write(left) :]
         stream.buffer.flush()
-
-    def _print_table(self, table: Table, *, stderr: bool = False) -> None:
-        from rich.console import Console as RichConsole
-
-        self.stop()
-        RichConsole(stderr=stderr, no_color=not self._colour).print(table)
 
     # Progress.
 

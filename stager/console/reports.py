@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.enumerations import TransferWay
@@ -16,8 +16,6 @@ from ..core.errors import escape_invisible, escape_line_feeds
 from .output import Output
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..building.build import BuildResult
     from ..building.project_lock import LockResult
     from ..carrying.exports import ExportResult
@@ -36,31 +34,7 @@ if TYPE_CHECKING:
     from ..tracing import TracedBuildResult
     from ..trust import SignResult
 
-T = TypeVar("T")
-
-# --- The rows of the table that says what a build did --------------------------------------------
-
-_MOST_NAMES = 8  # names in one row; more are counted
-
-
-def _list_build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
-    """Return the rows: the step, what it did, bytes, and time; empty texts where it has none."""
-    took = {phase: f"{seconds:.1f} s" for phase, seconds in result.seconds.items()}
-    made = f"{result.layers_built} made, {result.layers_reused} reused"
-    proved = "nothing is missing offline" if result.proved else "not proved"
-    packages, files = format_count(result.packages, "package"), format_count(result.files, "file")
-    new, size = format_size(result.changes.bytes), format_size(result.bundle_bytes)
-    rows = [
-        ("packages", _format_changes(result.changes), "", took.get("lock", "")),
-        ("wheels", packages, "", took.get("wheels", "")),
-        ("layers", made, f"{new} new to nodes", took.get("layers", "")),
-        ("bundle", files, size, took["bundle"]),
-        ("proof", proved, "", took.get("proof", "")),
-        ("total", "", "", f"{sum(result.seconds.values()):.1f} s"),
-    ]
-    if result.output is not None:
-        rows.insert(-1, ("copy", str(result.output), size, ""))
-    return rows
+_SOME = 10  # names in a line; more are counted
 
 
 def _format_changes(changes: PackageChanges) -> str:
@@ -69,15 +43,8 @@ def _format_changes(changes: PackageChanges) -> str:
         "removed": [one.name for one in changes.removed],
         "changed": [f"{one.name} {one.old} -> {one.new}" for one in changes.changed],
     }
-    return "; ".join(f"{word} {_names(some)}" for word, some in names.items() if some) or (
-        "none changed"
-    )
-
-
-def _names(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    parts = [f"{word} {_some(some, len(some))}" for word, some in names.items() if some]
+    return "; ".join(parts) or "none changed"
 
 
 # --- The licences in a bundle, as lines of at most 80 columns ------------------------------------
@@ -90,7 +57,10 @@ _COMMIT = 12  # digits of a commit that are shown
 
 def licence_lines(result: LicenceList) -> Iterator[str]:
     """Yield a line for each component; then how many name no licence, and which."""
-    rows = [(_format_name(one), _version(one), one.licence) for one in result.components]
+    rows = [
+        (escape_line_feeds(_LABELS.get(one.kind, "") + one.name), _version(one), one.licence)
+        for one in result.components
+    ]
     names = min(_NAME, max((len(name) for name, _, _ in rows), default=0))
     versions = min(_VERSION, max((len(version) for _, version, _ in rows), default=0))
     licensed = len(rows) - result.without_licence
@@ -102,17 +72,12 @@ def licence_lines(result: LicenceList) -> Iterator[str]:
         yield from _row(f"{name:{names}}", version, names + 2)
 
 
-def _format_name(one: LicensedComponent) -> str:
-    return escape_line_feeds(_LABELS.get(one.kind, "") + one.name)
-
-
 def _version(one: LicensedComponent) -> str:
     is_commit = one.kind in ("model", "dataset")
     return escape_line_feeds(one.version[:_COMMIT] if is_commit else one.version)
 
 
 def _row(start: str, text: str, column: int) -> Iterator[str]:
-    """Yield a row whose last text begins at a column, on lines of its own where it has no room."""
     if len(start) + 2 > column:
         yield from textwrap.wrap(start.rstrip(), _COLUMNS)
         start = ""
@@ -131,7 +96,6 @@ _WAYS: Mapping[TransferWay, str] = {
     TransferWay.SHARED: "each node would read the bundle where it lies",
 }
 """What a dry run says of the way in which nodes get the bundle."""
-_SOME = 10  # files that were left out which a line names
 
 
 class Reports(Output):
@@ -139,48 +103,36 @@ class Reports(Output):
 
     def show_build(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
-        packages, files = (
-            format_count(result.packages, "package"),
-            format_count(result.files, "file"),
-        )
+        packages = format_count(result.packages, "package")
+        files = format_count(result.files, "file")
         layers = f"{format_count(result.layers_built, 'layer')} made, {result.layers_reused} reused"
         seconds = sum(result.seconds.values())
-        sizes = _format_sizes(result)
-        self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
+        self.say(f"{packages}, {files}: {_format_sizes(result)}; {layers}; {seconds:.1f} s", "good")
         for line in _format_pruned(result.pruned):
             self.say(line)
-        rows = _list_build_rows(result)
-        if self._terminal and not self.quiet:
-            from .tables import draw_table
-
-            columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
-            table = draw_table(columns, ([escape_invisible(text) for text in row] for row in rows))
-            self._print_table(table, stderr=True)
-        else:
-            for name, what, size, took in rows:
-                self.say(f"  {name}: {'; '.join(filter(None, (what, size, took)))}")
+        for name, phase, what in (
+            ("packages", "lock", _format_changes(result.changes)),
+            ("wheels", "wheels", ""),
+            ("layers", "layers", f"{format_size(result.changes.bytes)} new to nodes"),
+            ("bundle", "bundle", f"copy: {result.output}" if result.output else ""),
+            ("proof", "proof", "nothing is missing offline" if result.proved else "not proved"),
+        ):
+            took = f"{result.seconds[phase]:.1f} s" if phase in result.seconds else ""
+            if what or took:
+                self.say(f"  {name}: {'; '.join(filter(None, (what, took)))}")
         self.data(str(result.output or result.bundle))
 
     def show_trace(self, result: TracedBuildResult) -> None:
         """Show the result of ``stager build --trace``: the build, and what was not read."""
-        from .tables import format_trace, make_trace_table, propose_pruning, summarize_trace
+        from .tables import format_trace, propose_pruning, summarize_trace
 
-        self._show_table(result.trace, make_trace_table, format_trace)
+        for line in format_trace(result.trace):
+            self.data(line)
         for line in summarize_trace(result.trace):
             self.say(line)
         for line in propose_pruning(result.trace):
             self.data(line)
         self.show_build(result)
-
-    def _show_table(
-        self, result: T, draw: Callable[[T], Table], list_lines: Callable[[T], Iterable[str]]
-    ) -> None:
-        """Show rows of a result: a table on a terminal, lines for a file or a pipe."""
-        if self._is_on_terminal:
-            self._print_table(draw(result))
-            return
-        for line in list_lines(result):
-            self.data(line)
 
     def show_lock(self, result: LockResult) -> None:
         """Show the result of ``stager lock``."""
@@ -190,11 +142,10 @@ class Reports(Output):
         self.say(f"locked {parts} in {result.lock}", "good")
         for name, files in result.left_out.items():
             self.say(f"  {escape_invisible(name)} without {_some(files, len(files))}")
-        if result.first:
-            self.say(f"  {format_size(result.changes.bytes)} to send to a node that has none of it")
-            return
-        for line in _list_changes(result.changes) or ["  no package changed"]:
-            self.say(line)
+        if not result.first:
+            self.say(f"  packages: {_format_changes(result.changes)}")
+        rest = "none of it" if result.first else "the rest"
+        self.say(f"  {format_size(result.changes.bytes)} to send to a node that has {rest}")
 
     def show_config(self, result: ConfigResult) -> None:
         """Show the result of ``stager config``: a line for each setting, which greps well."""
@@ -213,19 +164,18 @@ class Reports(Output):
 
         self.data(f"{result.name} {result.id}")
         self.data(f"Python {result.python}, {result.platform}")
-        layers = format_count(len(result.layers), "layer")
-        files = format_count(result.files, "file")
-        self.data(f"{layers}, {files}, {_format_sizes(result)}")
+        counts = (
+            f"{format_count(len(result.layers), 'layer')}, {format_count(result.files, 'file')}"
+        )
+        self.data(f"{counts}, {_format_sizes(result)}")
         for line in _format_pruned(result.pruned):
             self.data(line)
         self.data(_format_signature(result.signature))
         for found in result.hub:
             licence = escape_invisible(found.licence) or "no licence named"
             size = format_size(found.unpacked_bytes)
-            self.data(
-                f"{found.type} {escape_invisible(found.name)} {found.commit[:12]}, "
-                f"{size}, {licence}"
-            )
+            name = f"{found.type} {escape_invisible(found.name)} {found.commit[:12]}"
+            self.data(f"{name}, {size}, {licence}")
             if found.left_out:
                 self.data(f"  without {_some(found.left_out_files, found.left_out)}")
         for layer in sorted(result.layers, key=lambda layer: -layer.bytes):
@@ -237,9 +187,8 @@ class Reports(Output):
             machine, job = map(escape_invisible, (code.machine, code.job_id))
             self.data(f"compiled code of job {job}: {made}, for {machine}")
         rest = result.bundle_bytes - sum(layer.bytes for layer in result.layers)
-        self.data(
-            f"  {'stager':8}{'manifest, node program, decompressor':40}{format_size(rest):>9}"
-        )
+        what = "manifest, node program, decompressor"
+        self.data(f"  {'stager':8}{what:40}{format_size(rest):>9}")
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
 
@@ -312,10 +261,11 @@ class Reports(Output):
             self.say(f"  {name} is gone from there, and is no longer listed")
         for name in result.replaced:
             self.say(f"  {name} was damaged or another one, and is replaced")
-        have = (
-            f"{format_count(result.wheels, 'wheel')} of {format_count(result.packages, 'package')}"
+        added, wheels = (
+            format_count(len(result.added), "wheel"),
+            format_count(result.wheels, "wheel"),
         )
-        added = format_count(len(result.added), "wheel")
+        have = f"{wheels} of {format_count(result.packages, 'package')}"
         self.say(f"added {added}: the mirror has {have}, {format_size(result.bytes)}", "good")
         self.say(f"  pip install --index-url {result.index} NAME")
         self.say(f"  uv pip install --default-index {result.index} NAME")
@@ -325,13 +275,12 @@ class Reports(Output):
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
         for line in shlex.join(job.argv).split("\n"):  # to be pasted as it is
             self.data(line)
-        forecast = job.forecast
+        forecast, sent = job.forecast, format_size(job.bytes_at_most)
         seconds = asdict(forecast.seconds)
         self.show_expected_time(seconds, measured=forecast.measured, nodes=forecast.nodes)
-        way = _WAYS[job.transfer].format(bytes=format_size(job.bytes_at_most))
         self.say(
-            f"nothing was requested from Slurm; {way}: what the nodes already have can be seen "
-            "only inside an allocation",
+            f"nothing was requested from Slurm; {_WAYS[job.transfer].format(bytes=sent)}: what the "
+            "nodes already have can be seen only inside an allocation",
             "good",
         )
 
@@ -355,10 +304,10 @@ class Reports(Output):
 
     def show_estimate(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
-        from .tables import format_forecast, make_forecast_table
+        from .tables import format_forecast
 
-        self._show_table(estimate, make_forecast_table, format_forecast)
-        self.data(estimate.verdict)
+        for line in (*format_forecast(estimate), estimate.verdict):
+            self.data(line)
         ranks = format_count(estimate.nproc_per_node, "rank")
         each = f"{ranks} and {format_count(estimate.cpus, 'CPU')} a node"
         self.say(f"seconds, for {each}; stage: send and unpack, which overlap", "dim")
@@ -366,7 +315,7 @@ class Reports(Output):
 
     def show_failed_nodes(self, result: NodesResult) -> None:
         """Show the result of ``stager nodes``."""
-        from .tables import format_failed_nodes, make_failed_node_table
+        from .tables import format_failed_nodes
 
         if result.forgotten is not None:
             self.say(f"forgotten: {format_count(result.forgotten, 'failure')}", "good")
@@ -378,7 +327,8 @@ class Reports(Output):
                 "a wrong clock; failures of programs do not count"
             )
             return
-        self._show_table(result, make_failed_node_table, format_failed_nodes)
+        for line in format_failed_nodes(result, whole=self._is_on_terminal):
+            self.data(line)
         self.say("leave them out: --avoid-bad; after a repair: stager nodes --forget NODE", "dim")
 
     def show_clean(self, result: CleanResult) -> None:
@@ -405,17 +355,6 @@ class Reports(Output):
                 self._write(f"error: {format_problem(problem, ()).line}", "error")
         if not result.roots:
             self.say("no node root is here")
-
-
-def _list_changes(changes: PackageChanges) -> list[str]:
-    lines = [f"  added    {one.name} {one.new}  {format_size(one.bytes)}" for one in changes.added]
-    lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
-    for one in changes.changed:
-        new = f"{one.new}, another file" if one.old == one.new else one.new
-        lines.append(f"  changed  {one.name} {one.old} -> {new}  {format_size(one.bytes)}")
-    if lines:
-        lines.append(f"  {format_size(changes.bytes)} to send to a node that has the rest")
-    return lines
 
 
 def _format_sizes(result: BuildResult | Inspection) -> str:

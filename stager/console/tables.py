@@ -1,11 +1,11 @@
-"""Tables of results, as lines and for a terminal: nodes, failed nodes, forecasts, traces, pairs."""
+"""Tables of results: the nodes of a verification; failed nodes, forecasts, traces, pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import format_count, format_size
 
@@ -22,109 +22,49 @@ if TYPE_CHECKING:
     from ..jobs.outcome import NodeCheck
     from ..tracing import TraceResult
 
-
-Cell = str | tuple[str, str]  # a text, or a text and its style
-_LAYOUTS: Mapping[str, dict[str, Any]] = {
-    "text": {},
-    "whole": {"no_wrap": True},
-    "number": {"no_wrap": True, "justify": "right"},
-    "right": {"justify": "right"},
-    "folded": {"overflow": "fold"},
-    "rest": {"ratio": 1},
-}
-"""The layouts of a column; ``rest`` takes the width that the others leave."""
-
-
-def draw_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table for a terminal; a column is a title and a layout."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, layout in columns:
-        table.add_column(Text(title), **_LAYOUTS[layout])
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
-    return table
-
-
-# --- The nodes of a verification -----------------------------------------------------------------
+# --- The nodes of a verification, on a terminal --------------------------------------------------
 
 SHORT = {"transformers": "tfm"}  # names of packages that the one-line form shortens as well
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages that come first; a project without them has its own."""
 MAX_PACKAGES = 5  # columns for packages: more do not fit on a screen
-_KEPT_COLUMNS = 2  # columns that are shown whole on any terminal: node and state
-_PROBLEM_WIDTH = 40  # characters that are left for a column of problems
 
 
-def make_node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
-    """Return a row for each node of a result of ``verify``.
+def make_node_table(nodes: Sequence[NodeCheck]) -> Table:
+    """Return a row for each node of a result of ``verify``; its name is never shortened."""
+    from rich.table import Table
+    from rich.text import Text
 
-    Node and state are never shortened: where the columns do not fit, the last facts are left out.
-    """
-    has_problems = any(node.problems for node in nodes)
-    titles, rows = _fit(nodes, width - _PROBLEM_WIDTH if has_problems else width)
-    columns = [(title, "number" if title == "seconds" else "whole") for title in titles]
-    if has_problems:
-        columns.append(("problem", "rest"))
-    drawn: list[list[Cell]] = []
-    for node, (name, state, *facts) in zip(nodes, rows, strict=True):
-        problem = [escape_invisible("; ".join(node.problems))] if has_problems else []
-        drawn.append([name, (state, "green" if node.ok else "bold red"), *facts, *problem])
-    return draw_table(columns, drawn)
-
-
-def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
-    packages = _packages(nodes)
-    names = [SHORT.get(name, escape_invisible(name)) for name in packages]
-    titles = ["node", "state", "python", *names, "interface", "address", "seconds"]
-    rows = [_cells(node, packages) for node in nodes]
-    count = len(titles)
-    widths = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
-    while count > _KEPT_COLUMNS and sum(widths[:count]) > width:
-        count -= 1
-    return titles[:count], [row[:count] for row in rows]
-
-
-def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
-    versions = [node.packages.get(name) or "" for name in packages]
-    seconds = "" if node.seconds is None else f"{node.seconds:.1f}"
-    state = "OK" if node.ok else "FAILED"
-    cells = [node.node, state, node.python, *versions, node.interface, node.address, seconds]
-    return list(map(escape_invisible, cells))
-
-
-def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
     present = dict.fromkeys(name for node in nodes for name in node.packages)
-    first = [name for name in REPORTED if name in present]
-    others = [name for name in present if name not in REPORTED]
-    return [*first, *others][:MAX_PACKAGES]
+    packages = sorted(present, key=lambda name: name not in REPORTED)[:MAX_PACKAGES]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    names = [SHORT.get(name, escape_invisible(name)) for name in packages]
+    for title in ("python", *names, "interface", "address", "seconds", "problem"):
+        table.add_column(Text(title), overflow="fold")
+    for node in nodes:
+        versions = [node.packages.get(name) or "" for name in packages]
+        seconds = "" if node.seconds is None else f"{node.seconds:.1f}"
+        facts = [node.python, *versions, node.interface, node.address, seconds]
+        state = Text("OK", "green") if node.ok else Text("FAILED", "bold red")
+        name, *cells = map(escape_invisible, [node.node, *facts, "; ".join(node.problems)])
+        table.add_row(Text(name), state, *map(Text, cells))
+    return table
 
 
-# --- The nodes that failed lately, as lines and as a table ---------------------------------------
+# --- The nodes that failed lately ----------------------------------------------------------------
 
 TITLES = ("node", "times", "last", "job", "failure")
 _LINE = 80
 
 
-def format_failed_nodes(result: NodesResult) -> Iterator[str]:
-    """Yield the rows for a file or a pipe; they fit 80 columns unless names are very long."""
+def format_failed_nodes(result: NodesResult, *, whole: bool) -> Iterator[str]:
+    """Yield the rows; unless ``whole``, they fit 80 columns if no name is very long."""
     for node, times, last, job, failure in (TITLES, *_list_failed_nodes(result)):
         begin = f"{node:14} {times:>5}  {last:10}  {job:9} "
         room = max(_LINE - len(begin), 20)
-        yield begin + (failure if len(failure) <= room else f"{failure[: room - 3]}...")
-
-
-def make_failed_node_table(result: NodesResult) -> Table:
-    """Return the same rows for a terminal, with causes as a whole."""
-    # A node's name is never shortened.
-    layouts = ("folded", "number", "whole", "whole", "rest")
-    rows, before = [], ""
-    for node, *cells in _list_failed_nodes(result):
-        rows.append(("" if node == before else node, *cells))
-        before = node
-    return draw_table(zip(TITLES, layouts, strict=True), rows)
+        yield begin + (failure if whole or len(failure) <= room else f"{failure[: room - 3]}...")
 
 
 def _list_failed_nodes(result: NodesResult) -> Iterator[tuple[str, ...]]:
@@ -137,12 +77,11 @@ def _list_failed_nodes(result: NodesResult) -> Iterator[tuple[str, ...]]:
             yield name, str(fault.times), last, fault.job_id, failure
 
 
-# --- An estimate of the time that staging takes, as lines and as a table -------------------------
+# --- An estimate of the time that staging takes --------------------------------------------------
 
 PHASES = ("preflight", "send", "unpack", "stage", "probe", "launch", "total")
 """Sending and unpacking overlap: both are in ``stage``."""
 _CASE = 18
-_COLD = "nothing there yet"
 _FILE_SYSTEMS = {"lustre": "Lustre", "nfs": "NFS"}
 
 
@@ -152,31 +91,17 @@ def format_phases(seconds: Mapping[str, float]) -> str:
 
 
 def format_forecast(estimate: Estimate) -> Iterator[str]:
-    """Yield the rows for a file or a pipe; they fit 80 columns."""
+    """Yield the rows, which fit 80 columns."""
     for nodes, case, cells in (("nodes", "case", PHASES), *_list_forecasts(estimate)):
         first, *middle, last = cells
         aligned = "".join(f"{cell:>7}" for cell in middle)
         yield f"{nodes:>6} {case:{_CASE}.{_CASE}}{first:>10}{aligned}{last:>8}"
 
 
-def make_forecast_table(estimate: Estimate) -> Table:
-    """Return the same rows for a terminal; the alternatives to staging stand out."""
-    columns = [("nodes", "number"), ("case", "whole"), *((name, "number") for name in PHASES)]
-    rows: list[list[Cell]] = []
-    before = None
-    for nodes, case, cells in _list_forecasts(estimate):
-        style = "bold" if case == _COLD else "yellow" if case.startswith("run") else ""
-        count = "" if nodes == before else str(nodes)
-        rows.append([count, escape_invisible(case), *((cell, style) for cell in cells)])
-        before = nodes
-    return draw_table(columns, rows)
-
-
 def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """Yield the number of nodes, the case and the cells of each row."""
     for forecast in estimate.forecasts:
         cases = {
-            _COLD: forecast.cold,
+            "nothing there yet": forecast.cold,
             "nothing changed": forecast.unchanged,
             f"{estimate.changed} changed": forecast.one_changed,
         }
@@ -194,7 +119,7 @@ def _format_seconds(value: float) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-# --- Files that a smoke test did not read: a table, a summary, the setting that leaves them out
+# --- Files that a smoke test did not read, and the setting that leaves them out ------------------
 
 MOST_ROWS = 20  # rows of the table; what is left is summed in one more
 _HEAD = ("package", "not read", "files", "bytes")
@@ -202,7 +127,7 @@ _MOST_NAMES = 6  # packages that are named in a line
 
 
 def format_trace(trace: TraceResult) -> list[str]:
-    """Return the table for a file or a pipe; it fits 80 columns."""
+    """Return the table; it fits 80 columns."""
     rows = (_HEAD, *_list_unread(trace)) if trace.unread else ()
     return [
         f"{_shorten(name, 20):20} {_shorten(what, 38):38} {files:>8} {size:>9}"
@@ -210,17 +135,10 @@ def format_trace(trace: TraceResult) -> list[str]:
     ]
 
 
-def make_trace_table(trace: TraceResult) -> Table:
-    """Return the same rows for a terminal."""
-    layouts = ("text", "text", "number", "number")
-    return draw_table(zip(_HEAD, layouts, strict=True), _list_unread(trace))
-
-
 def _shorten(text: str, width: int) -> str:
-    """Return a text that fits, its middle left out: the end of a path says most."""
     if len(text) <= width:
         return text
-    begin = (width - 3) // 3
+    begin = (width - 3) // 3  # the end of a path says most
     return f"{text[:begin]}...{text[begin + 3 - width :]}"
 
 
@@ -262,23 +180,18 @@ def propose_pruning(trace: TraceResult) -> Iterator[str]:
     yield "]"
 
 
-# --- The network between the nodes, as ``verify --deep`` measured it: lines and a table ----------
+# --- The network between the nodes, as ``verify --deep`` measured it -----------------------------
 
 SHOWN = 20
 """Pairs that are shown; of more, the slowest. ``--json`` has all."""
 
 
-def _choose_pairs(measured: AllReduceMeasured) -> list[NodePair]:
-    """Return the pairs to show: all in their order, or the slowest, the very slowest first."""
-    pairs = list(measured.pairs)
-    return pairs if len(pairs) <= SHOWN else sorted(pairs, key=_rate)[:SHOWN]
-
-
 def format_pairs(measured: AllReduceMeasured) -> list[str]:
-    """Return a line for each pair, for a file or a pipe."""
+    """Return a line for each pair: all in their order, or the slowest, the very slowest first."""
+    pairs = list(measured.pairs)
     return [
         f"PAIR {pair.a} {pair.b} -> {pair.gb_per_s:.2f} GB/s {pair.latency_us:.0f} us"
-        for pair in _choose_pairs(measured)
+        for pair in (pairs if len(pairs) <= SHOWN else sorted(pairs, key=_rate)[:SHOWN])
     ]
 
 
@@ -294,20 +207,6 @@ def summarize_network(measured: AllReduceMeasured) -> list[str]:
         slowest = f"{worst.a} and {worst.b}, {worst.gb_per_s:.2f} GB/s"
         summary.append(f"{format_count(len(pairs), 'pair')} of nodes{of}; slowest: {slowest}")
     return summary
-
-
-def make_pair_table(measured: AllReduceMeasured) -> Table:
-    """Return the same pairs for a terminal; the slowest stands out."""
-    # A node's name is never shortened.
-    columns = [("node", "folded"), ("node", "folded"), ("GB/s", "number"), ("latency/us", "number")]
-    pairs = _choose_pairs(measured)
-    slowest = min(map(_rate, pairs), default=0.0) if len(pairs) > 1 else -1.0
-    rows: list[list[Cell]] = []
-    for pair in pairs:
-        style = "yellow" if _rate(pair) == slowest else ""
-        cells = (pair.a, pair.b, f"{pair.gb_per_s:.2f}", f"{pair.latency_us:.0f}")
-        rows.append([(escape_invisible(cell), style) for cell in cells])
-    return draw_table(columns, rows)
 
 
 def _rate(pair: NodePair) -> float:

@@ -44,7 +44,7 @@ from .log_verdict import (
 )
 from .process_exits import Exit, find_torchruns, has_waited_in_vain, weigh_failure
 
-# Each begins where the one before it cannot go on: else a long word is read again from each letter.
+# It begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
 _VARIABLE = (
     (re.compile(_ROOT + r"/jobs/[^/\s'\"]+"), "JOB"),
@@ -82,18 +82,13 @@ def explain_withheld_variable(first: FirstFailure, job: KeptJob) -> FirstFailure
     name = missing[1] if missing and any(map(_OF_ENVIRONMENT.search, first.lines)) else ""
     if not is_secret(name):
         return first
+    meaning = f"{name} was withheld from the ranks, as its name is that of a secret"
+    hint = f"pass it to the ranks: stager run --pass-env {name}, or pass-env = "
+    hint += f'["{name}"] below [launch] in stager.toml'
     if name in job.launch.pass_env:
-        return replace(
-            first,
-            meaning=f"{name} is named in pass-env, but was not set where the job was started",
-            hint=f"set {name} in the shell that starts the job, and start it again",
-        )
-    return replace(
-        first,
-        meaning=f"{name} was withheld from the ranks, as its name is that of a secret",
-        hint=f"pass it to the ranks: stager run --pass-env {name}, or pass-env = "
-        f'["{name}"] below [launch] in stager.toml',
-    )
+        meaning = f"{name} is named in pass-env, but was not set where the job was started"
+        hint = f"set {name} in the shell that starts the job, and start it again"
+    return replace(first, meaning=meaning, hint=hint)
 
 
 # --- A module that a rank did not find: where the project has it, or the package to add ----------
@@ -141,8 +136,7 @@ def _explain_other_folder(module: str, paths: Collection[str]) -> tuple[str, str
     return (
         f"the project has {module} in {folder}, where Python does not look: it looks in the "
         "script's folder, the project's folder, and its src",
-        f"import it as {name}; or move {found} to one of these folders; or add its folder to "
-        "sys.path in the script",
+        f"import it as {name}; or move {found} to one of these folders",
     )
 
 
@@ -202,7 +196,6 @@ def _find_evidence(case: _Case, first: FirstFailure, in_logs: LogVerdict) -> Ite
 
 
 def _find_in_driver_files(first: FirstFailure, case: _Case) -> Evidence | None:
-    """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
     preflight = case.files.preflight
     shown = f"{first.node} problem: {first.problem}".partition("\n")[0]
     for number, line in number_lines(preflight) if first.problem else ():
@@ -224,7 +217,6 @@ def _make_evidence(hit: Hit | Exit) -> Evidence:
 def _find_in_logs(
     first: FirstFailure, in_logs: LogVerdict, hits: Sequence[Hit]
 ) -> Sequence[Hit | Exit]:
-    """Return the failure's own line, else the first of its entry and those of the verdict."""
     if own := [hit for hit in hits if _is_own(hit, first)]:
         return own[-1:]
     of_entry = [
@@ -246,7 +238,6 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
 
 
 def _agrees(in_logs: LogVerdict, first: FirstFailure) -> bool:
-    """Return whether the logs alone show the same failure, and of the same rank."""
     if first.kind == FailureClass.HANG:
         return True
     if in_logs.first is None or in_logs.first.kind != first.kind:
@@ -255,7 +246,6 @@ def _agrees(in_logs: LogVerdict, first: FirstFailure) -> bool:
 
 
 def _list_signs(first: FirstFailure, result: JobEnds) -> Iterator[str]:
-    """Yield the parts of events that may show a failure, the most telling first."""
     signs: list[Mapping[str, object]] = []
     if first.hang is not None:
         signs.append({"text": first.hang.text})
@@ -297,10 +287,7 @@ class _Case(NamedTuple):
 
 
 def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
-    """Find the first failure of a job; a record of None is read from the files.
-
-    The driver's result counts most. Logs explain it, or stand in for it.
-    """
+    """Find the first failure of a job; a record of None is read from the files."""
     if record is None:
         record = read_events(files.events) if files.job_id else JobRecord()
     case, in_logs = _read_logs(files, record)
@@ -385,9 +372,10 @@ def _read_logs(files: JobFiles, record: JobRecord) -> tuple[_Case, LogVerdict]:
 
 def _select_last_attempt(logs: Sequence[LogFile]) -> tuple[LogFile, ...]:
     last: dict[Path, int] = {}
-    for log in sorted(logs, key=lambda log: log.attempt or 0):
+    for log in logs:
         if log.attempt is not None:
-            last[log.path.parents[2]] = log.attempt
+            folder = log.path.parents[2]
+            last[folder] = max(log.attempt, last.get(folder, 0))
     return tuple(
         log for log in logs if log.attempt is None or log.attempt == last[log.path.parents[2]]
     )
@@ -403,7 +391,6 @@ def _deal_ranks(world_size: int | None, nodes: Sequence[str]) -> dict[int, str]:
 def _judge_without_result(
     case: _Case, in_logs: LogVerdict
 ) -> tuple[bool | None, FirstFailure | None]:
-    """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
     state = messages.read_job_state(job_id, begun=case.record.begun) if job_id else ""
     ended_by = ENDED_BY_STATE.get(state)
@@ -473,7 +460,6 @@ def _add_last_lines(first: FirstFailure, files: JobFiles) -> FirstFailure:
 
 
 def _read_last_words(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, but none of an earlier attempt."""
     lines = read_last_lines(path, _LAST_WORDS)
     marks = [number for number, line in enumerate(lines, 1) if line.startswith(ATTEMPT_MARK)]
     return lines[marks[-1] if marks else 0 :]
@@ -485,8 +471,8 @@ def _add_retry(first: FirstFailure, result: JobEnds) -> FirstFailure:
     if attempt is not None and attempt.rank == first.rank and attempt.retry is Retry.NO:
         return replace(first, retry=attempt.retry, retry_reason=attempt.reason)
     own = [record for record in result.failures or () if record.rank == first.rank][:1]
-    words = [(record.exception, record.message) for record in own] or [("", "")]
-    retry, reason = find_retry(first.kind, *words[0])
+    words = (own[0].exception, own[0].message) if own else ("", "")
+    retry, reason = find_retry(first.kind, *words)
     return replace(first, retry=retry, retry_reason=reason)
 
 

@@ -23,8 +23,7 @@ class Evidence:
     """A line of a log that shows what happened."""
 
     path: Path = field(metadata={"json": "file"})
-    number: int = field(metadata={"json": "line"})
-    """The line's number, from 1."""
+    number: int = field(metadata={"json": "line"})  # the line's number, from 1
     text: str
 
 
@@ -33,36 +32,28 @@ class FirstFailure:
     """The failure that the others follow from."""
 
     node: str
-    rank: int | None = None
-    """The rank; None for the failure of a node, or of no known rank."""
+    rank: int | None = None  # the rank; None for the failure of a node, or of no known rank
     exit_code: int | None = None
     """The rank's exit status, negative for a signal; None where no rank had started."""
     kind: FailureClass = field(metadata={"json": "class"})
     cause: str
     hint: str
     lines: tuple[str, ...] = ()
-    meaning: str = ""
-    """The same in words, where the catalogue has them."""
-    time: float | None = None
-    """The time, in seconds since the epoch; None if unknown."""
+    meaning: str = ""  # the same in words, where the catalogue has them
+    time: float | None = None  # the time, in seconds since the epoch; None if unknown
     entry: str = field(default="", metadata={"json": None})
     """The catalogue's entry that explains it; empty for none."""
     problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
-    retry: Retry | None = None
-    """Whether the job may succeed if it is run again as it is."""
-    retry_reason: str = ""
-    """The reason for that."""
+    retry: Retry | None = None  # whether the job may succeed if it is run again as it is
+    retry_reason: str = ""  # the reason for that
     hang: Hang | None = None
-    """The driver's verdict on silent ranks that it is: with the collective operation and the line
-    that the rank is in; None for a failure of another kind."""
-
+    """The driver's verdict on silent ranks that it is; None for a failure of another kind."""
     variables: tuple[FrameVariables, ...] = ()
     """The variables of the last frames of the user's own code, the innermost frame first."""
     step: dict[str, int | float] = field(default_factory=dict)
     """The numbers of steps and epochs that the rank was in, by the names of their variables."""
-    seeds: dict[str, str] = field(default_factory=dict)
-    """The seeds of its random numbers."""
+    seeds: dict[str, str] = field(default_factory=dict)  # the seeds of its random numbers
 
     def explain(self, known: CatalogueMatch) -> FirstFailure:
         """Return it with the class, the meaning and the advice that the catalogue knows."""
@@ -77,10 +68,8 @@ class FirstFailure:
 class Diagnosis:
     """The outcome of a job, and its reason: the result of ``stager diagnose``."""
 
-    ok: bool | None
-    """Whether the job ended well; None if unknown."""
-    job_id: str
-    """The job; empty where files have no number."""
+    ok: bool | None  # whether the job ended well; None if unknown
+    job_id: str  # the job; empty where files have no number
     folder: Path = field(metadata={"json": "log_dir"})
     first: FirstFailure | None = field(metadata={"json": "first_failure"})
     entry: str = ""
@@ -194,16 +183,15 @@ def describe_lingering(
     finished: float | None, left: float | None, waits_for: Sequence[str]
 ) -> tuple[str, str]:
     """Return cause and hint for a rank whose process goes on for too long."""
+    if finished is None and left is None:
+        cause = "it goes on though other ranks of its node have ended"
+        return cause, "see what only this rank does at the end, and whom it waits for there"
     if finished is None:
-        if left is None:
-            cause = "it goes on though other ranks of its node have ended"
-            return cause, "see what only this rank does at the end, and whom it waits for there"
         cause = "it has left its process group and goes on, and others may wait for it there"
-        hint = "call destroy_process_group on every rank, after the last thing they do together"
-        return cause, hint
-    cause = "its program has ended, but its process goes on: "
-    if waits_for:
-        hint = "end such threads and processes before the program ends, or make them daemons"
-        return cause + f"it waits for {', '.join(waits_for)}", hint
+        return cause, "call destroy_process_group on every rank, after all that they do together"
+    what = "its exit handlers do not come to an end"
     hint = "see what is registered with atexit, and what open libraries do as they are closed"
-    return cause + "its exit handlers do not come to an end", hint
+    if waits_for:
+        what = f"it waits for {', '.join(waits_for)}"
+        hint = "end such threads and processes before the program ends, or make them daemons"
+    return f"its program has ended, but its process goes on: {what}", hint

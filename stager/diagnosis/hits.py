@@ -32,9 +32,6 @@ from ..logs.prefixes import (
     show_line,
 )
 
-# What follows an error mostly says whether it ended its process (:mod:`.log_verdict`);
-# these words say so themselves.
-
 _LEVEL = re.compile(
     r"""^\W*(?:WARNING|WARN|INFO|DEBUG)\b       # WARNING step 41: text
     |^\[?W\d{3,4}\ \d\d:|^\[W\                  # torch in C++ and in Python
@@ -115,32 +112,25 @@ def says_restarted(text: str) -> bool:
     return bool(_RESTARTED.search(text)) and not text.startswith(_OF_RUNTIME)
 
 
-def says_ended_well(text: str) -> bool:
-    """Return whether a line says that all ended well."""
-    return bool(_ENDED_WELL.search(text)) and not _ENDED_BADLY.search(text)
-
-
-def says_trained(text: str) -> bool:
-    """Return whether a line says that the training itself ended well, and not only its script."""
-    return bool(_TRAINED.search(text)) and not _ENDED_BADLY.search(text)
+def says_ended_well(text: str, *, training: bool = False) -> bool:
+    """Return whether a line says that all, or the training itself, ended well."""
+    is_end = (_TRAINED if training else _ENDED_WELL).search(text)
+    return is_end is not None and not _ENDED_BADLY.search(text)
 
 
 def is_of_an_end(text: str) -> bool:
     """Return whether a line is one that a process may print as it comes to its end."""
-    return bool(_OF_AN_END.match(text))
+    return _OF_AN_END.match(text) is not None
 
 
 # --- Tracebacks in logs that several ranks write to ----------------------------------------------
 
 _LINE_CHARACTERS = 2_000
 _LINES = 200
-_WINDOW = 1_000
-"""Lines among which those of one traceback are looked for, where several ranks' are mixed."""
+_WINDOW = 1_000  # lines among which those of one traceback are, where several ranks' are mixed
 _CHAIN = 4  # lines within which one traceback says that it led to another one
-_OTHERS = 25
-"""Lines of other processes among which a traceback that another one led to is still looked for."""
-_FRAME = 4
-"""Lines of the place that stands above an exception: file, source, marks below it, and one more."""
+_OTHERS = 25  # lines of other processes among which such another one is still looked for
+_FRAME = 4  # lines of the place above an exception: file, source, marks below it, and one more
 _EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
 _CHAINED = re.compile(
     r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
@@ -246,8 +236,7 @@ def _is_exception(texts: Sequence[str]) -> bool:
 
 BLOCK = 4 << 20
 _DIGITS = b"0123456789"
-_EVENT = b'{"v": , "'
-"""The beginning of the driver's events in a batch log: they repeat lines of other logs."""
+_EVENT = b'{"v": , "'  # begins the driver's events in a batch log, which repeat other logs' lines
 _PER_ENTRY = 8  # hits that are kept of one entry and file: the first ones count
 _STAMP_LINES = 400  # lines above a hit in which a time stamp is looked for
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
@@ -260,14 +249,12 @@ _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
 
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? ")
-"""An exception whose traceback is not there, or an error of torch's C++."""
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? ")  # or of C++
 _DATE_OR_NUMBER = re.compile(
     rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
 )
 _LETTER = re.compile(rb"[A-Za-z]")
-_HEAD_BYTES, _HEADS = 6, 8
-"""The fewest bytes by which a first line is known again, and how often it may come to count."""
+_HEAD_BYTES, _HEADS = 6, 8  # fewest bytes of a first line that is known again; its most repeats
 
 EXCEPTION = CatalogueEntry(
     name="",
@@ -287,24 +274,19 @@ class Hit:
     """A line that the catalogue knows, or a traceback."""
 
     log: LogFile
-    number: int
-    """The line's number, from 1; of a traceback, of its last line."""
+    number: int  # the line's number, from 1; of a traceback, of its last line
     text: str
     rank: int | None
     time: float | None
     entry: CatalogueEntry
     """Its meaning; ``EXCEPTION`` for a traceback that the catalogue does not know."""
-    groups: Mapping[str, str]
-    """The groups of the entry's pattern."""
-    trace: tuple[str, ...] = ()
-    """The traceback that it ends; empty for a single line."""
+    groups: Mapping[str, str]  # the groups of the entry's pattern
+    trace: tuple[str, ...] = ()  # the traceback that it ends; empty for a single line
     last: int
-    below: int
-    """The offset of the line below it in the file."""
+    below: int  # the offset of the line below it in the file
     marks: tuple[tuple[str, str], ...] = ()
     """What names the process that wrote it, see :class:`~stager.logs.prefixes.ParsedLine`."""
-    prefix_node: str = ""
-    """The node that its prefixes name; empty for none."""
+    prefix_node: str = ""  # the node that its prefixes name; empty for none
     is_weak: bool = False
     """True if programs print such a line and continue: alone, it does not show a failure."""
 
@@ -350,8 +332,7 @@ class _Scanner:
     def __init__(self, log: LogFile, pieces: Pieces | None, texts: Prefilter) -> None:
         self.line = self.offset = 0
         self.heads: list[int] = []
-        self._begin = 0
-        """The line of the driver's below which its last attempt begins."""
+        self._begin = 0  # the line of the driver's below which its last attempt begins
         self._head, self._first = b"", b""
         self._above = b""
         self._log, self._pieces = log, pieces
@@ -391,7 +372,6 @@ class _Scanner:
         return rest
 
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
-        """Find lines that repeat the first one: the script was started again."""
         if self.line == 0:
             self._head, self._first = _cut_at_number(lines[0]), _remove_dates(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
@@ -418,7 +398,6 @@ class _Scanner:
         *,
         last: bool,
     ) -> int:
-        """Scan lines, some of which begin tracebacks; return the number of lines that are done."""
         taken: set[int] = set()
         for at in suspected:
             if at in taken:
@@ -449,7 +428,6 @@ class _Scanner:
     def _look_at_trace(
         self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]
     ) -> None:
-        """Keep a traceback, with its chain, under its most informative exception."""
         last = trace.closing[-1]
         at, known = _choose_exception(trace, entries) or (last, CatalogueMatch(EXCEPTION, {}))
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
@@ -523,7 +501,6 @@ class _Scanner:
 def _choose_exception(
     trace: Trace, entries: Sequence[CatalogueEntry]
 ) -> tuple[int, CatalogueMatch] | None:
-    """Return the most informative exception with its position; of equal ones the last."""
     telling: list[tuple[int, CatalogueMatch]] = []
     for at in reversed(trace.closing):
         known = match_line(trace.texts[at], entries)
@@ -548,7 +525,6 @@ def _remove_dates(line: bytes) -> bytes:
 
 
 def _is_weak(entry: CatalogueEntry, text: str) -> bool:
-    """Return whether an error in a line, seen alone, may be one that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
         return entry.weak
     survived = bool(_LEVEL.search(text)) or says_recovered(text)

@@ -27,7 +27,6 @@ from .hits import (
     says_ended_well,
     says_recovered,
     says_restarted,
-    says_trained,
 )
 from .process_exits import (
     ENDED_BY_OTHERS,
@@ -47,9 +46,8 @@ _ENOUGH = 200  # ordinary lines after which nothing more is counted
 _NEAR = 3  # ordinary lines below a hit that may tell what its program did about it
 _LAST_OUTPUT = 5  # lines at the end of a standard output that may say how it ended
 _STREAMS = (
+    (re.compile(r"\.e(?=\d*$)"), ".o"),
     (re.compile(r"\.err$"), ".out"),
-    (re.compile(r"\.e$"), ".o"),
-    (re.compile(r"\.e(?=\d+$)"), ".o"),
     (re.compile(r"\bstderr\b"), "stdout"),
 )
 """The names of a file of standard errors, and of the standard output beside it."""
@@ -57,16 +55,15 @@ _RULE = re.compile(r"-{60,}")
 """The line above and below each of Open MPI's messages, which have many lines."""
 _FIRST = 20  # lines below an end in which another attempt says that it begins
 _CHARACTERS = 500
+# Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
+# counts where several processes may have written them.
 _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
-"""Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
-counts where several processes may have written them."""
 
 
 class Aftermath(NamedTuple):
     """What the writer of a hit printed after it."""
 
-    ordinary: int
-    """Lines that are not about an end; no more than a few hundred are counted."""
+    ordinary: int  # lines that are not about an end; no more than a few hundred are counted
     recovered: bool
     restarted: bool
     ended_well: bool
@@ -106,7 +103,6 @@ def read_aftermath(hit: Hit, until: int | None = None) -> Aftermath:
 
 
 def _list_own_lines(hit: Hit, until: int | None) -> Iterator[str]:
-    """Yield the lines of the hit's writer below it, without Open MPI's messages of many lines."""
     raws: Sequence[bytes] = ()
     with suppress(OSError), hit.log.path.open("rb") as handle:
         handle.seek(hit.below)
@@ -123,11 +119,11 @@ def _list_own_lines(hit: Hit, until: int | None) -> Iterator[str]:
 
 
 def _has_trained(errors: Path) -> bool:
-    """Return whether the output of the same process, in its own file, ends with a trained model."""
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
         if name != errors.name:
-            return any(map(says_trained, read_last_lines(errors.with_name(name), _LAST_OUTPUT)))
+            last = read_last_lines(errors.with_name(name), _LAST_OUTPUT)
+            return any(says_ended_well(line, training=True) for line in last)
     return False
 
 
@@ -139,18 +135,14 @@ def _is_same_process(hit: Hit, line: ParsedLine) -> bool:
 
 # --- Several attempts in one log: a job that was requeued, ranks that were started again ---------
 
-# Only the last attempt is judged. It begins below the last line that tells the end of an earlier
-# one.
+# The last one begins below the last line that tells the end of an earlier one.
 
 _ENDS = ("child-failed", "cancelled", "requeued", "task-failure", "step-ended", "task-terminated")
 """Entries that tell the end of an attempt, besides exit statuses and Slurm's end of a job."""
 _REQUEUED = ("requeued", "preempted", "node-failure", "node-lost")
 """Entries that tell an end after which Slurm may start the job again."""
-_ORDINARY = 20
-"""Ordinary lines below such an end that only another attempt can have written; ranks that are told
-to end may go on for half a minute."""
-_AFTER_REPORT = 5
-"""Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
+_ORDINARY = 20  # ordinary lines below such an end that only another attempt can have written
+_AFTER_REPORT = 5  # the same below torchrun's report of a failed rank
 
 
 def select_last_attempts(
@@ -235,7 +227,6 @@ def describe_hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str])
 
 
 def _find_late_ranks(waiting: Sequence[Hit]) -> tuple[int, ...]:
-    """Return the ranks whose watchdogs name an earlier collective of their group than others'."""
     for numbers in _group_collectives(waiting).values():
         lowest = min(numbers.values())
         if lowest < max(numbers.values()):
@@ -266,8 +257,7 @@ _OF_LAUNCHER = re.compile(rf"{LAUNCHER_FRAME.pattern}|accelerate/commands/|deeps
 """Frames of a launcher's own traceback, which is no rank's."""
 _ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
 """Classes of failures whose own line tells no rank, but that of the launcher does."""
-_NEAR_LINES = 40
-"""Lines below a library's own line within which the traceback that follows from it ends."""
+_NEAR_LINES = 40  # below a library's own line, in which the traceback that follows from it ends
 _SHOWN = 3  # lines that are shown of ranks that waited, or of consequences
 _ENDED_BY_SIGTERM = (-15, 143)
 _IN_COLLECTIVE = re.compile(
@@ -317,9 +307,8 @@ class _Logs:
         for hit in hits:
             self._explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
         self._after: dict[int, Aftermath] = {}
-        self._ends = [
-            self._make_candidate(Role.SLURM_END, hit) for hit in self._list(LineTells.END)
-        ]
+        ends = self._list(LineTells.END)
+        self._ends = [self._make_candidate(Role.SLURM_END, hit) for hit in ends]
         self._end = pick_first_failure(self._ends)
 
     def has_bad_end(self) -> bool:
@@ -371,7 +360,6 @@ class _Logs:
         return hit.entry.name in self._explained[hit.log.path]
 
     def _is_before_end(self, report: Hit | Exit) -> bool:
-        """Return whether it came before Slurm ended the job, by place or by time."""
         if self._end is None:
             return True
         end = self._end.shown[0]
@@ -404,7 +392,6 @@ class _Logs:
         )
 
     def _add_root_cause(self, hit: Hit) -> Hit:
-        """Give an unmarked traceback the rank of the root cause in the first table below it."""
         of_log = [report for report in self._ended if report.log == hit.log and report.has_raised]
         below = [report for report in of_log if report.number > hit.number]
         if not below or any(map(_OF_LAUNCHER.search, hit.trace)):
@@ -413,13 +400,11 @@ class _Logs:
         return replace(hit, rank=root.rank)
 
     def _add_near_rank(self, hit: Hit) -> Hit:
-        """Give a line the rank of the traceback near below it, if there is only one rank."""
         below = (other for other in self._hits if other.log == hit.log and other.trace)
         ranks = {other.rank for other in below if 0 < other.last - hit.number <= _NEAR_LINES}
         return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
     def _add_task(self, hit: Hit) -> Hit:
-        """Add the rank that a launcher prints below a line about memory or a crash."""
         if hit.entry.kind not in _ENDED_BY_KERNEL or _has_writer(hit):
             return hit
         for other in self._hits:
@@ -449,8 +434,7 @@ class _Logs:
         ]
         for hit in following[:1]:
             failure = partial(_describe_unknown, hit, hit.prefix_node or hit.log.node)
-            shown = tuple(following[:_SHOWN])
-            yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
+            yield Candidate(role=Role.LOST_PEER, failure=failure, shown=tuple(following[:_SHOWN]))
         for report in self._ended[:1]:
             failure = partial(_describe_unknown, report, report.node)
             yield Candidate(role=Role.ENDED_BY_OTHERS, failure=failure, shown=(report,))
@@ -505,7 +489,6 @@ def _convert_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> F
 
 
 def _find_node(hit: Hit, own: Sequence[Exit], ended: Sequence[Exit]) -> str:
-    """Return the node of the hit's own exit, or of its log; empty if that is of several."""
     # A hit without a rank is of the one node of all failed processes in its log.
     near = own or [end for end in ended if end.log == hit.log and hit.rank is None]
     nodes = {end.node for end in near}

@@ -25,10 +25,9 @@ _HIGHEST_SIGNAL = 64
 SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
 LINES = 20  # lines that are kept of a failure
 
-_ERROR = re.compile(
+_ERROR = re.compile(  # ``error: ...``, ``train.py: error: ...``
     r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
 )
-"""The form in which programs say why they end: ``error: ...``, ``train.py: error: ...``."""
 _HINT = "hint: "
 _LOG_TELLS = "the lines before that in its log say why"
 _SIGNAL_HINTS = {
@@ -40,9 +39,7 @@ _SIGNAL_HINTS = {
     "SIGILL": "a wheel uses instructions that this processor lacks: exclude the node",
 }
 
-
-Cause = tuple[str, FailureClass, str]
-"""The cause of a failure in one line, its class, and what to do about it."""
+Cause = tuple[str, FailureClass, str]  # in one line, its class, and what to do about it
 
 
 def describe_rank_failure(record: FailureRecord) -> FirstFailure:
@@ -91,8 +88,8 @@ def describe_exit_code(code: int) -> Cause:
     """Return the cause that the exit status of a silent process tells."""
     number = find_signal(code)
     if number == 0:
-        text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
-        return text, FailureClass.UNKNOWN, hint
+        text = f"it ended with exit status {code}"
+        return text, FailureClass.UNKNOWN, "its log holds all it wrote"
     name = SIGNAL_NAMES.get(number, f"signal {number}")
     hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
     return f"it was killed by {name}", FailureClass.KILLED, hint
@@ -106,10 +103,8 @@ def find_signal(code: int) -> int:
 
 
 def find_own_words(record: FailureRecord) -> tuple[str, str]:
-    """Return the words with which a rank ended itself, and its hint; empty if it did not.
-
-    An exception with a line in the user's own code tells more, and so does one that they lack.
-    """
+    """Return the words with which a rank ended itself, and its hint; empty if it did not."""
+    # An exception with a line in the user's own code tells more, and so does one that they lack.
     if not 0 < record.exit_code < 128 or any(map(is_own_frame, record.lines)):
         return "", ""
     said = "" if record.exception == "SystemExit" else _summarize(record)
@@ -180,11 +175,9 @@ class Exit(NamedTuple):
     number: int
     text: str
     node: str
-    rank: int | None
-    """The rank; None where only a local one, or none, is reported."""
+    rank: int | None  # the rank; None where only a local one, or none, is reported
     code: int
-    time: float | None
-    """The time, in seconds since the epoch; a table has whole seconds."""
+    time: float | None  # the time, in seconds since the epoch; a table has whole seconds
     followed: bool = False
     """Whether its launcher saw another one fail first, and may have killed it."""
 
@@ -198,7 +191,7 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
     tables = _read_tables(hits)
     with_table = {process.log.path for process in tables}
-    ends = _find_step_ends(hits)
+    ends = _find_first_lines(filter(_ends_step, hits))
     of_torchrun, tasks, others = list(tables), [], []
     for hit in _join_openmpi_lines(hit for hit in hits if hit.entry.tells == LineTells.EXIT):
         if "local" in hit.groups:
@@ -208,7 +201,7 @@ def list_exits(hits: Sequence[Hit]) -> list[Exit]:
             # A task is a rank only without torchrun.
             task = "" if tables else hit.groups["tasks"]
             report = _make_exit(hit, hit.groups.get("node", ""), task)
-            is_later = hit.number > ends.get(hit.log.path, hit.number)
+            is_later = hit.number > ends.get(hit.log, hit.number)
             tasks.append(report._replace(followed=is_later))
         else:
             ranks = filter(str.isdigit, (hit.groups.get("rank", ""), str(hit.rank)))
@@ -236,31 +229,32 @@ def _make_exit(hit: Hit, node: str, named: str) -> Exit:
     )
 
 
-def _find_step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
-    ends: dict[Path, int] = {}
+def _ends_step(hit: Hit) -> bool:
+    return hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS
+
+
+def _find_first_lines(hits: Iterable[Hit]) -> dict[LogFile, int]:
+    first: dict[LogFile, int] = {}
     for hit in hits:
-        if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
-            ends[hit.log.path] = min(hit.number, ends.get(hit.log.path, hit.number))
-    return ends
+        first[hit.log] = min(hit.number, first.get(hit.log, hit.number))
+    return first
 
 
 def _read_tables(hits: Iterable[Hit]) -> list[Exit]:
-    first: dict[LogFile, int] = {}
-    for hit in hits:  # those of an earlier attempt are no longer among the hits
-        if hit.entry.name in _TABLE_ENTRIES:
-            first[hit.log] = min(hit.number, first.get(hit.log, hit.number))
-    processes: list[Exit] = []
-    for log, start in first.items():
-        rows = _read_rows(log, number_lines(log.path))
-        processes += [process for process, _ in rows if process.number > start]
-    return processes
+    # Those of an earlier attempt are no longer among the hits.
+    tables = _find_first_lines(hit for hit in hits if hit.entry.name in _TABLE_ENTRIES)
+    return [
+        process
+        for log, start in tables.items()
+        for process, _ in _read_rows(log, number_lines(log.path))
+        if process.number > start
+    ]
 
 
 def _read_rows(log: LogFile, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[Exit, int]]:
     """Yield the processes in torchrun's tables with their local ranks, the root cause last."""
     fields: dict[str, str] = {}
-    is_root = False
-    year = read_year(log.path)
+    is_root, year = False, read_year(log.path)
     for number, line in lines:
         if not _MAY_BE_ROW.search(line):
             continue
@@ -290,7 +284,6 @@ def _read_rows(log: LogFile, lines: Iterable[tuple[int, str]]) -> Iterator[tuple
 
 
 def _join_openmpi_lines(reports: Iterable[Hit]) -> list[Hit]:
-    """Join Open MPI's status with the line above it, which names the process."""
     joined: list[Hit] = []
     for hit in reports:
         above = joined[-1] if joined else hit
@@ -318,8 +311,7 @@ def _read_exit_code(hit: Hit) -> int:
 
 # --- Logs that are of whole torchruns, though their names have Slurm's tasks: their ranks --------
 
-# Where ``srun`` starts one torchrun a node, ``%t`` counts nodes. The table that each torchrun
-# closes with names its ranks.
+# Where ``srun`` starts one torchrun a node, ``%t`` counts nodes; torchrun's table names the ranks.
 
 _TAIL_BYTES = 1 << 18  # bytes at the end of a log in which the table is looked for
 _TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")

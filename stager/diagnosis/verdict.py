@@ -29,57 +29,33 @@ from .process_exits import (
     weigh_failure,
 )
 
-# :func:`judge_result` makes candidates from the driver's typed result, :mod:`.log_verdict` from
-# lines of logs, whoever's launcher wrote them. The :class:`Role` counts first, then whether a
-# writer went on after its line, then whether its launcher saw another rank fail first, then the
-# time, then the order in which they come. If a cause has no words of its own, the next candidate of
-# the same failure that has some speaks for it.
-#
-# The two differ because their evidence does:
-#
-# - The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is
-#   a ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
-# - The driver asks Slurm whether it ended the job. If it did, there is nothing to rank but a hang
-#   that lasted until then. Logs are compared with the line of the end, by place and by time.
-# - Candidates of both are never mixed. Where the driver has a verdict, logs explain it
-#   (:mod:`.diagnosis`), as their times are less exact. Of a job without a result, Slurm's
-#   accounting may know that Slurm ended it: what a log tells comes before that, unless the end may
-#   have caused it (a signal, a hang, a bare status, or consequences).
+# :func:`judge_result` makes candidates from the driver's result, :mod:`.log_verdict` from logs. The
+# driver knows who sent a signal, so a rank that was killed, or ended without a word, is a ``CAUSE``
+# for it; logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``. The driver asks Slurm
+# whether it ended the job: then there is nothing to rank but a hang that lasted until then. Logs
+# are compared with the line of the end, by place and by time. Candidates of both are never mixed.
 
 
 class Role(IntEnum):
-    """The part that a candidate has in a failure; the lowest one counts.
-
-    The order goes from what needs nobody else to what needs an explanation itself.
-    """
+    """The part of a candidate; the lowest counts, which needs no other to explain it."""
 
     CAUSE = auto()
     """A rank or a line that failed by itself. It explains the others, however late it came: a rank
     that loses its peers often raises before the one that left has been noticed."""
-    KILLED = auto()
-    """A process that a signal ended, as logs report it: launchers kill those that wait for the
-    failed rank."""
-    SYMPTOM = auto()
-    """A line that names no culprit (ranks cannot meet), but does say what is wrong."""
-    NODE = auto()
-    """A node that could not do its part, which explains the ranks that missed it."""
+    KILLED = auto()  # by a signal, as logs report it: launchers kill those that wait
+    SYMPTOM = auto()  # a line that names no culprit (ranks cannot meet), but does say what is wrong
+    NODE = auto()  # a node that could not do its part, which explains the ranks that missed it
     FOLLOWING_NODE = auto()
     """A node whose problem follows from that of another one, where that one is not known."""
-    HANG = auto()
-    """A hang that the driver named while it lasted, as it saw all ranks; what follows is what they
-    leave when they are ended for it, or give up."""
-    VANISHED = auto()
-    """A rank that made its launcher end the others, with unknown status."""
+    HANG = auto()  # one that the driver named while it lasted; what follows, it may leave
+    VANISHED = auto()  # a rank that made its launcher end the others, with unknown status
     LEFT_EARLY = auto()
     """A rank that ended well, or left its process group, and that others missed then."""
-    ABSENT = auto()
-    """Ranks that did not come to where others waited."""
+    ABSENT = auto()  # ranks that did not come to where others waited
     SLURM_END = auto()
     """Slurm's end of the job: what came before may have made the job hang until its limit."""
-    POSSIBLE_HANG = auto()
-    """A hang of ranks that may have been at work."""
-    SURVIVED = auto()
-    """A line that tells a cause, though its writer went on after it."""
+    POSSIBLE_HANG = auto()  # a hang of ranks that may have been at work
+    SURVIVED = auto()  # a line that tells a cause, though its writer went on after it
     BARE_STATUS = auto()
     """A process of which nothing but a bad exit status is known; Slurm's end leaves such, too."""
     LOST_PEER = auto()
@@ -96,14 +72,12 @@ class Candidate:
 
     role: Role
     failure: Callable[[], FirstFailure]
-    node: str = ""
-    """The node of a rank; empty for any other candidate."""
+    node: str = ""  # the node of a rank; empty for any other candidate
     time: float | None = None
     """The time, in seconds since the epoch; one without a time comes after those that have one."""
     survived: bool = False
     passed_over: bool = False
-    silent: bool = False
-    """Whether another candidate of the same failure may speak for it."""
+    silent: bool = False  # whether another candidate of the same failure may speak for it
     same: object = None
     """Equal for candidates of the same failure; only looked at if one of them is silent."""
     shown: tuple[Hit | Exit, ...] = ()
@@ -312,7 +286,6 @@ def _convert_vanished(gone: Vanished) -> Candidate:
 
 
 def _list_left_early(result: JobEnds) -> Iterator[Candidate]:
-    """Yield the ranks that exited, or left the group, before others lost their peer."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
     lost = [record for record in result.failures or () if weigh_failure(record) == LOST_PEER]

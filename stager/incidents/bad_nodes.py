@@ -39,19 +39,17 @@ from .node_history import (
 )
 from .pending_jobs import PendingJob, drop_note, note_job, settle_notes
 
-_NAMING = ("-w", "--nodel", "-F", "--nodef")
-"""Beginnings of options that name the nodes of a request."""
+_NAMING = ("-w", "--nodel", "-F", "--nodef")  # begin options that name the nodes of a request
 
 
 def choose_avoided(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
 ) -> tuple[list[str], list[str], list[str]]:
     """Return the nodes to avoid, the worst first while enough others are up; notes; warnings."""
-    if not nodes:
-        return [], [], []
-    if why := _find_obstacle(asked, listing):
-        return [], [], [why]
-    listing = listing or ()
+    if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
+        return [], [], ["the request names its nodes, so none of them is avoided"]
+    if not listing:  # a node that Slurm does not know would have the whole request refused
+        return [], [], ["sinfo lists no nodes here, so no node that failed is avoided"]
     avoided, kept = _divide(nodes, asked, listing)
     notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])
     warnings = []
@@ -67,19 +65,9 @@ def choose_avoided(
     return [node.node for node in avoided], notes, warnings
 
 
-def _find_obstacle(asked: Request, listing: Sequence[PartitionNode] | None) -> str:
-    if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
-        return "the request names its nodes, so none of them is avoided"
-    # A node that Slurm does not know would have the whole request refused.
-    if listing is None:
-        return "sinfo is missing here, so no node that failed is avoided"
-    return "" if listing else "sinfo does not list any nodes, so no node that failed is avoided"
-
-
 def _divide(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode]
 ) -> tuple[list[NodeHistory], list[str]]:
-    """Divide nodes that failed into those to avoid, and those without which too few are up."""
     cpus = asked.cpus_per_task or 1
     usable = {node.name: node for node in list_usable_nodes(asked, listing) if node.cpus >= cpus}
     left = sum(node.is_up for node in usable.values())
@@ -113,9 +101,8 @@ def exclude_bad_nodes(
     cluster = prepared.config.cluster
     if not cluster.avoid_bad or not nodes or prepared.source not in ("salloc", "sbatch"):
         return prepared
-    nodes = select_cluster(
-        nodes, query_cluster_name() if any(node.cluster for node in nodes) else ""
-    )
+    has_clusters = any(node.cluster for node in nodes)
+    nodes = select_cluster(nodes, query_cluster_name() if has_clusters else "")
     listed = listing()
     asked = _make_request(prepared, listed or ())
     avoided, notes, warnings = choose_avoided(nodes, asked, listed)

@@ -32,54 +32,41 @@ class Incident:
 
     node: str
     fault: NodeFault
-    code: str
-    """The code of the far side's problem; empty where a rank showed it."""
-    cause: AnyText
-    """The cause in words, without anything that a program has written."""
-    time: float
-    """When the job ended, in seconds since the epoch."""
+    code: str  # the code of the far side's problem; empty where a rank showed it
+    cause: AnyText  # the cause in words, without anything that a program has written
+    time: float  # when the job ended, in seconds since the epoch
     job_id: str
     project: AnyText
-    cluster: AnyText = ""
-    """The node's cluster; empty where that is unknown, or it is not Slurm's."""
+    cluster: AnyText = ""  # the node's cluster; empty where that is unknown, or it is not Slurm's
 
 
 def find_incidents(
     record: JobRecord, job_id: str, project: str, first: FirstFailure | None = None
 ) -> list[Incident]:
-    """Return what the nodes of a job are to blame for, each kind of failure once for each node.
-
-    A failure that more than half of the nodes share is the job's, and so is one that tells nothing
-    about a node in a job of so few. ``first`` is what failed first, if that is known.
-    """
+    """Return what nodes are to blame for, once each; what more than half of them share is not."""
     nodes, ended = record.nodes, record.end_time
     if ended is None:
         return []
-    found: dict[tuple[str, NodeFault], tuple[str, str]] = {}
+    found: dict[tuple[str, NodeFault], Incident] = {}
     for node, fault, code, cause in _list_suspicions(record, first):
-        if node in nodes:
-            found.setdefault((node, fault), (code, cause))
+        if node in nodes and (node, fault) not in found:
+            found[node, fault] = Incident(
+                node=node,
+                fault=fault,
+                code=code,
+                cause=cause[:MAX_CAUSE],
+                time=ended,
+                job_id=job_id,
+                project=project,
+                cluster=record.cluster,
+            )
     counts = collections.Counter(fault for _, fault in found)
-    return [
-        Incident(
-            node=node,
-            fault=fault,
-            code=code,
-            cause=cause[:MAX_CAUSE],
-            time=ended,
-            job_id=job_id,
-            project=project,
-            cluster=record.cluster,
-        )
-        for (node, fault), (code, cause) in found.items()
-        if counts[fault] <= max(len(nodes) / 2, 1)
-    ]
+    return [one for one in found.values() if counts[one.fault] <= max(len(nodes) / 2, 1)]
 
 
 def _list_suspicions(
     record: JobRecord, first: FirstFailure | None
 ) -> Iterator[tuple[str, NodeFault, str, str]]:
-    """Yield the faults of nodes, which may be the job's after all: node, fault, code, cause."""
     result = record.result or JobEnds(ok=False, interrupted=True)
     # What went wrong at last may follow from the end of the job.
     is_over = not result.interrupted and result.ended_by in ("", Ending.NODE_FAILURE)
@@ -204,10 +191,6 @@ class FaultHistory:
     code: str
     cause: AnyText
 
-    def __str__(self) -> str:
-        """Return it with its number: ``disk full 3 times``."""
-        return f"{self.fault.words} {'once' if self.times == 1 else f'{self.times} times'}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHistory:
@@ -221,7 +204,11 @@ class NodeHistory:
 
     def summary(self, days: int) -> str:
         """Return the node and its failures in a line: ``node07: disk full 3 times in 7 days``."""
-        return f"{self.node}: {', '.join(map(str, self.faults))} in {format_count(days, 'day')}"
+        faults = [
+            f"{one.fault.words} {'once' if one.times == 1 else f'{one.times} times'}"
+            for one in self.faults
+        ]
+        return f"{self.node}: {', '.join(faults)} in {format_count(days, 'day')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,20 +218,16 @@ class NodesResult:
     days: int
     nodes: tuple[NodeHistory, ...]
     """The nodes that failed in that time, the one with the most failures first."""
-    forgotten: int | None
-    """The number of incidents that were removed; None where none were to be."""
+    forgotten: int | None  # the number of incidents that were removed; None where none were to be
 
 
 def list_histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
-    """Return the history of each node, the worst first.
-
-    A job that Slurm has put back into the queue counts once, however often it began.
-    """
+    """Return the history of each node, the worst first; a job that was requeued counts once."""
     of_jobs: dict[tuple[str, str, NodeFault, str], Incident] = {}
     for incident in sorted(incidents, key=attrgetter("time")):
         of_jobs[incident.cluster, incident.node, incident.fault, incident.job_id] = incident
     by_node: dict[tuple[str, str], list[Incident]] = collections.defaultdict(list)
-    for incident in of_jobs.values():
+    for incident in sorted(of_jobs.values(), key=attrgetter("time")):
         by_node[incident.cluster, incident.node].append(incident)
     nodes = map(_make_history, by_node.values())
     return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))
@@ -255,29 +238,27 @@ def select_cluster(nodes: Iterable[NodeHistory], cluster: str) -> tuple[NodeHist
     return tuple(node for node in nodes if not cluster or node.cluster in ("", cluster))
 
 
-def _make_history(incidents: Sequence[Incident]) -> NodeHistory:
+def _make_history(incidents: Sequence[Incident]) -> NodeHistory:  # the newest is the last
     by_fault: dict[NodeFault, list[Incident]] = collections.defaultdict(list)
     for incident in incidents:
         by_fault[incident.fault].append(incident)
-    faults = []
-    for fault, listed in by_fault.items():
-        last = max(listed, key=attrgetter("time"))
-        faults.append(
-            FaultHistory(
-                fault=fault,
-                times=len(listed),
-                last=last.time,
-                job_id=last.job_id,
-                project=last.project,
-                code=last.code,
-                cause=last.cause,
-            )
+    faults = [
+        FaultHistory(
+            fault=fault,
+            times=len(listed),
+            last=listed[-1].time,
+            job_id=listed[-1].job_id,
+            project=listed[-1].project,
+            code=listed[-1].code,
+            cause=listed[-1].cause,
         )
+        for fault, listed in by_fault.items()
+    ]
     return NodeHistory(
         node=incidents[0].node,
         cluster=incidents[0].cluster,
         times=len(incidents),
-        last=max(incident.time for incident in incidents),
+        last=incidents[-1].time,
         faults=tuple(sorted(faults, key=lambda fault: (-fault.times, -fault.last, fault.fault))),
     )
 

@@ -28,8 +28,9 @@ from ..logs.lines import read_tail
 from ..pack.bundle_file import mark, unmark
 from .node_history import DAY, find_incidents, keep_incidents
 
-_LAST_BYTES = 1 << 20
-"""An event log is examined from its end: those of jobs that still run are not read as a whole."""
+_LAST_BYTES = (
+    1 << 20
+)  # at the end of an event log, so that those of running jobs are not read whole
 
 
 def read_ended_job(log_dir: Path, job_id: str, since: float = 0.0) -> JobRecord | None:
@@ -87,8 +88,7 @@ class PendingJob:
     log_dir: AnyText
     project: AnyText
     submitted: float
-    bundle: AnyText = ""
-    """Its bundle, which has a mark until the job is over."""
+    bundle: AnyText = ""  # its bundle, which has a mark until the job is over
 
 
 def note_job(store: Store, job: PendingJob) -> bool:
@@ -110,12 +110,7 @@ def drop_note(store: Store, job_id: str) -> None:
 
 
 def settle_notes(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
-    """Keep what the jobs that are over tell of their nodes, and remove their notes.
-
-    So are notes that cannot be read, those of jobs that nothing was heard of for long, and the
-    oldest where there are too many. A failed job takes a while to diagnose, and a log directory may
-    be slow: notes that are not reached in time stay for the next command.
-    """
+    """Keep what jobs that are over show of their nodes; remove their notes, and useless ones."""
     until = time.monotonic() + seconds
     for number, path in enumerate(_own_notes(store)):
         if number and time.monotonic() > until:
@@ -133,7 +128,6 @@ def _remove(path: Path, job: PendingJob | None) -> None:
 
 
 def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
-    """Record what a finished job shows of its nodes; return whether nothing more is expected."""
     log_dir = Path(job.log_dir)
     record = read_ended_job(log_dir, job.job_id, job.submitted - CLOCK_SECONDS)
     if record is not None and record.result is not None:

@@ -26,14 +26,11 @@ class KeptLaunch:
 
     command: tuple[str, ...] = ()
     launcher: str = ""
-    backend: str = ""
-    """The backend of torch.distributed; ``auto`` where the driver chose it."""
-    pass_env: tuple[str, ...] = ()
-    """Names of secret variables that the ranks got."""
+    backend: str = ""  # the backend of torch.distributed; ``auto`` where the driver chose it
+    pass_env: tuple[str, ...] = ()  # names of secret variables that the ranks got
     container_image: str = ""
     omp_num_threads: int | None = None
-    nproc_per_node: int | None = None
-    """None for the number of GPUs."""
+    nproc_per_node: int | None = None  # None for the number of GPUs
     max_restarts: int = 0
     watch: bool = False
     """Whether its driver can find out where each rank is; no older version's can."""
@@ -51,8 +48,7 @@ class KeptJob:
     bundle_id: str = ""
     nodes: tuple[str, ...] = ()
     run_dir: str = ""
-    run_subdir: str | None = None
-    """The run directory's path in the project; None if it is outside."""
+    run_subdir: str | None = None  # the run directory's path in the project; None if it is outside
     outputs: tuple[str, ...] = ()
     log_mode: LogMode = LogMode.PRIVATE
     launch: KeptLaunch = field(default_factory=KeptLaunch)
@@ -142,14 +138,11 @@ class LogFile:
 
     path: Path
     node: str = ""
-    rank: int | None = None
-    """The rank, or Slurm's task."""
+    rank: int | None = None  # the rank, or Slurm's task
     local_rank: int | None = None
-    attempt: int | None = None
-    """The number of torchrun's restarts before it."""
+    attempt: int | None = None  # the number of torchrun's restarts before it
     job: str = ""
-    own: bool = False
-    """Whether only that rank (and torchrun) writes there."""
+    own: bool = False  # whether only that rank (and torchrun) writes there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +150,7 @@ class JobFiles:
     """The files of one job."""
 
     folder: Path
-    job_id: str
-    """The job's number; empty for a directory of somebody else's logs."""
+    job_id: str  # the job's number; empty for a directory of somebody else's logs
     logs: tuple[LogFile, ...] = ()
     other_jobs: tuple[str, ...] = ()
     """The numbers of somebody else's older jobs, whose logs in the same directory are left out."""
@@ -241,7 +233,6 @@ def find_job_files(wanted: str | None, log_dir: Path) -> JobFiles:
 
 
 def _find_newest_job(folder: Path, jobs: Sequence[str]) -> str:
-    """Return the last job that verified or ran something; the last one of all where none did."""
     active = (files.job_id for files, job in _list_last_jobs(folder, jobs) if not job.is_plan)
     return next(active, jobs[-1] if jobs else "")
 
@@ -260,18 +251,14 @@ def _list_last_jobs(folder: Path, jobs: Sequence[str]) -> Iterator[tuple[JobFile
 
 
 def _explain_missing_job(wanted: str | None, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    listed = [JobFiles(folder=log_dir, job_id=job_id) for job_id in reversed(jobs[-_LISTED:])]
-    context = [f"the jobs in {log_dir}, the last active first:"] if listed else []
-    context += [f"  {files.describe()}" for files in listed]
-    if wanted is None or _NUMBER.fullmatch(wanted):
-        which = "any job" if wanted is None else f"job {wanted}"
-        what = f"there are no logs of {which} in {log_dir}"
-        hint = "--log-dir names another place, and a directory of logs can be given too"
-    else:
-        what = f"there is no directory {wanted}"
-        if _stat(expand_home(wanted)) is not None:
-            what = f"{wanted or repr(wanted)} is neither a directory nor a log"
-        hint = "give a job's number, a directory of logs, or a log"
+    context = [f"the jobs in {log_dir}, the last active first:"] if jobs else []
+    for job_id in reversed(jobs[-_LISTED:]):
+        context.append(f"  {JobFiles(folder=log_dir, job_id=job_id).describe()}")
+    what = f"there are no logs of {f'job {wanted}' if wanted else 'any job'} in {log_dir}"
+    if wanted is not None and not _NUMBER.fullmatch(wanted):
+        is_there = _stat(expand_home(wanted)) is not None
+        what = f"{wanted!r} is no log" if is_there else f"there is no directory {wanted}"
+    hint = "give a job's number, a directory of logs, or a log; --log-dir names another place"
     return StagerError(what, hint=hint, context=context)
 
 
@@ -319,7 +306,6 @@ def _select_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile
 
 
 def _fill_in_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
-    """Use local ranks as ranks if torchrun has left the directories of only one node."""
     by_torchrun = [log for log in logs if log.local_rank is not None and log.attempt is not None]
     if len({log.path.parents[2] for log in by_torchrun}) != 1:
         return list(logs)
@@ -327,7 +313,6 @@ def _fill_in_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
 
 
 def _list_jobs(folder: Path) -> list[str]:
-    """Return the jobs that have left files, the last one to write at the end."""
     changed: dict[str, float] = {}
     for path in _list_entries(folder):
         if (name := _find_job_name(path)) and _is_regular(path):
@@ -364,10 +349,7 @@ def list_job_files(folder: Path, job_id: str) -> JobFiles:
 
 
 def parse_log_name(path: Path, folder: Path) -> LogFile:
-    """Return a log of somebody else's launcher; its name may tell its job, node and rank.
-
-    A word with a number is a node only behind the job's number, or if only hosts are called so.
-    """
+    """Return a log of somebody else's launcher; its name may tell its job, node and rank."""
     shown = path.relative_to(folder).as_posix()
     if named := _NODE_AND_TASK.fullmatch(path.name):
         job, node, task = named.groups()[:3] if named[1] else named.groups()[3:]
@@ -425,13 +407,11 @@ def _is_log(path: Path) -> bool:
 
 
 def _refuse_unreadable(paths: Sequence[Path]) -> None:
-    """Refuse files if none can be read: no findings would look like no failure."""
-    if not paths or any(os.access(path, os.R_OK) for path in paths):
-        return
-    others = f", nor can {len(paths) - 1} more" if len(paths) > 1 else ""
-    raise StagerError(
-        f"{paths[0]} cannot be read{others}", hint="look at the owner and the mode of the logs"
-    )
+    if paths and not any(os.access(path, os.R_OK) for path in paths):
+        # No findings would look like no failure.
+        raise StagerError(
+            f"{paths[0]} cannot be read", hint="look at the owner and the mode of the logs"
+        )
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -462,10 +442,7 @@ def _list_entries(folder: Path) -> list[Path]:
 
 
 def resolve_output(path: Path, files: JobFiles, what: str) -> Path:
-    """Return the path that a file is written to; a link stays one, and its target is renewed.
-
-    Refused are devices and pipes, and the job's own files.
-    """
+    """Return where a file is written: the target of a link, but no device and no own file."""
     place = Path(os.path.realpath(path))  # unlike resolve(), it takes a loop of links as it is
     of_driver = (files.events, files.job, files.order, files.stacks)
     own = [*(log.path for log in files.logs), *of_driver]

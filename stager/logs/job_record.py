@@ -92,8 +92,8 @@ class JobRecord:
     @property
     def end_time(self) -> float | None:
         """The time of the result; None where there is none, or it has no time."""
-        last = [record.time for record in self.records if isinstance(record.event, JobEnds)]
-        return last[-1] if last else None
+        ends = (one.time for one in reversed(self.records) if isinstance(one.event, JobEnds))
+        return next(ends, None)
 
     @property
     def has_launched(self) -> bool:
@@ -116,10 +116,8 @@ class JobRecord:
     @property
     def plan(self) -> TransferPlan | None:
         """The plan of the transfer, with the reason; None where there was none."""
-        plans = self.find_events(TransferPlan)
-        if plans:
-            return plans[-1]
-        return self.result.plan if self.result else None
+        last = self.result.plan if self.result else None
+        return next(reversed(self.find_events(TransferPlan)), last)
 
 
 def read_events(path: Path) -> JobRecord:
@@ -156,8 +154,7 @@ class Refused:
     """A command that failed before its job began."""
 
     command: str
-    time: float
-    """When it failed, in seconds since the epoch."""
+    time: float  # when it failed, in seconds since the epoch
     message: AnyText
     hint: AnyText
     context: tuple[AnyText, ...]

@@ -58,10 +58,7 @@ _HEAD = 256  # a stamp stands near the beginning of its line; of a JSON object, 
 
 
 def read_stamp(line: bytes, year: int) -> float | None:
-    """Return a line's time stamp, in seconds since the epoch; None where it has none.
-
-    A stamp without a time zone is in this machine's.
-    """
+    """Return a line's time, in seconds since the epoch, by default in this machine's zone."""
     if b"\x1b" in line:
         line = show_block_as_terminal(line)
     if line.startswith(b"{"):
@@ -82,7 +79,6 @@ def find_stamp(lines: Sequence[bytes], year: int) -> float | None:
 
 
 def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> float | None:
-    """Return the time of a stamp's parts; None for an impossible date."""
     hour, minute, second, part, zone, utc, late_year = clock.groups()
     month, day = date.group("month", "day")
     told_year = int(date.groupdict().get("year") or late_year or year)
@@ -96,7 +92,7 @@ def _to_seconds(date: re.Match[bytes], clock: re.Match[bytes], year: int) -> flo
             int(second),
             tzinfo=_read_zone(b"Z" if utc else zone),
         ).timestamp()
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError):  # an impossible date
         return None
     return whole + float(b"0." + (part or b"0"))
 
@@ -119,10 +115,7 @@ class Pieces(NamedTuple):
 
 
 def read_order(files: JobFiles) -> Mapping[tuple[str, int | None], Pieces]:
-    """Return the pieces of the logs of ranks, by node and rank, where the driver kept them.
-
-    A line that cannot be true ends them: a driver that was killed may have left half a line.
-    """
+    """Return the pieces of ranks' logs, by node and rank, up to a line that cannot be true."""
     by_author: dict[tuple[str, int | None], Pieces] = collections.defaultdict(
         lambda: Pieces(array("q"), array("d"))
     )
@@ -195,7 +188,6 @@ class Suspects:
 
 
 def _find_end(lines: Sequence[bytes], start: int, stop: int, prefix: TracebackPrefix) -> int | None:
-    """Return the place after the last line of a traceback; None if it is not there."""
     for at in range(start, stop):
         text = prefix.strip(_decode(lines[at]))
         if text and _CLOSING.match(text):
@@ -229,8 +221,7 @@ class Line(NamedTuple):
 
     time: float
     path: Path
-    number: int
-    """Its number there, from 1."""
+    number: int  # its number there, from 1
     text: str
     node: str
     rank: int | None
@@ -262,9 +253,9 @@ class LogReader:
         self._year = read_year(log.path)
 
     def read_rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
-        """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call.
+        """Yield the remaining lines, with a time of None by their pieces, else their own stamps.
 
-        All get the time; None uses that of their pieces, else their own stamps.
+        ``whole`` keeps an unfinished last one for the next call.
         """
         while raws := self._read_block(whole):
             sizes = [*map(len, raws)]
@@ -314,7 +305,6 @@ class LogReader:
 
 
 def _find_writer(text: str, log: LogFile) -> tuple[int | None, str]:
-    """Return rank and node of a line, by its prefixes, else by its file's name."""
     head = text[:_LONGEST_PREFIX]
     if not any(part in head for part in _PARTS_OF_MARKS):  # most lines; parsing takes longer
         return log.rank, log.node
@@ -417,7 +407,6 @@ def _is_error(text: str) -> bool:
 
 @functools.cache
 def _list_anchored_entries() -> tuple[CatalogueEntry, ...]:
-    """Return the entries whose pattern starts at the beginning of a line, after its prefixes."""
     return tuple(entry for entry in catalogue() if _BEGINNING.search(entry.expression))
 
 
@@ -444,8 +433,7 @@ class LineFilter(NamedTuple):
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
-    errors: bool = False
-    """Only lines that belong to errors, each once."""
+    errors: bool = False  # only lines that belong to errors, each once
 
     def select_logs(self, files: JobFiles) -> list[LogFile]:
         """Return the files that may have such lines."""
@@ -466,8 +454,7 @@ class LineFilter(NamedTuple):
     def _has_rank(self, rank: int | None) -> bool:
         return not self.ranks or rank in self.ranks
 
-    def _has(self, node: str) -> bool:
-        """Return whether a node is wanted, with or without its domain."""
+    def _has(self, node: str) -> bool:  # with or without its domain
         return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
 
 
@@ -496,10 +483,7 @@ def _make_readers(
 def follow_logs(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Line]:
-    """Return the chosen lines that exist, then those that are added, until the job has ended.
-
-    Those that are added at about the same time may be out of order by half a second.
-    """
+    """Return the chosen lines, then those that are added, in order to within half a second."""
 
     def read() -> Iterator[Line]:
         readers: dict[Path, LogReader] = {}
@@ -523,7 +507,6 @@ def follow_logs(
 
 
 def _explain_missing_log(files: JobFiles) -> StagerError:
-    number, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
     if files.logs:
         ranks = {log.rank for log in files.logs if log.rank is not None}
         nodes = sorted({log.node for log in files.logs if log.node})
@@ -532,13 +515,10 @@ def _explain_missing_log(files: JobFiles) -> StagerError:
             hint += f" on {', '.join([*nodes[:_NAMED], *['...'] * (len(nodes) > _NAMED)])}"
         return StagerError("there is no log of that rank and node", hint=f"the logs are of {hint}")
     job = files.read_job()
+    what = f"job {files.job_id} has left no logs of ranks in {files.folder}"
     if job.is_plan or job.action is Action.VERIFY:
-        what = f"job {number} was a {job.kind}: it started no ranks"
-        hint = f"only `stager run` starts ranks; {diagnose} says how this job ended"
-    else:
-        what = f"job {number} has left no logs of ranks in {files.folder}"
-        hint = f"it ended before any rank was started: {diagnose} says why"
-    return StagerError(what, hint=hint)
+        what = f"job {files.job_id} was a {job.kind}: it started no ranks"
+    return StagerError(what, hint=f"`stager diagnose {files.job_id}` says how it ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,17 +532,8 @@ class MergedLines:
 
 def make_merged_lines(job_id: str, lines: Iterable[Line]) -> MergedLines:
     """Return the result of ``stager logs``."""
-    return MergedLines(
-        job_id=job_id,
-        lines=tuple(
-            {
-                "time": line.time or None,
-                "node": line.node,
-                "rank": line.rank,
-                "file": line.path,
-                "line": line.number,
-                "text": line.text,
-            }
-            for line in lines
-        ),
+    shown = (
+        {"time": time or None, "node": node, "rank": rank, "file": path, "line": at, "text": text}
+        for time, path, at, text, node, rank in lines
     )
+    return MergedLines(job_id=job_id, lines=tuple(shown))

@@ -1,7 +1,6 @@
 """What stands before a line's own text: colours, and the prefixes of launchers and loggers.
 
-A group of a pattern is named for what it tells and for the program that writes it: ``rank_torch``,
-``node_pdsh``. One line may have several prefixes: those of pdsh, torchrun and a logger.
+A group of a pattern is named for what it tells and who writes it: ``rank_torch``, ``node_pdsh``.
 """
 
 from __future__ import annotations
@@ -159,17 +158,14 @@ class ParsedLine(NamedTuple):
     """One line, and what its prefixes tell; the prefix nearest to the text counts most."""
 
     text: str
-    logged: str = ""
-    """The text with what a logger put before it: level, place, time."""
+    logged: str = ""  # the text with what a logger put before it: level, place, time
     marks: tuple[tuple[str, str], ...] = ()
     """What names its writer: each group of the patterns above, and its text."""
     rank: int | None = None
     local_rank: int | None = None
-    task: int | None = None
-    """The task of ``srun --label``: a rank, unless each task is a torchrun."""
+    task: int | None = None  # the task of ``srun --label``: a rank, unless each task is a torchrun
     node: str = ""
-    level: str = ""
-    """A logger's level as it wrote it, such as ``ERROR`` or ``E``; empty for none."""
+    level: str = ""  # a logger's level as it wrote it, such as ``ERROR`` or ``E``; empty for none
     stamp: str = ""
     """The time as it is written, see :func:`stager.logs.lines.read_stamp`; empty for none."""
 
@@ -280,15 +276,13 @@ def _is_plain(text: str) -> bool:
 
 
 def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
-    """Match a prefix that names a line's writer; after a time, no word that may be a host."""
     mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
-    if mark is None and not has_stamp:
+    if mark is None and not has_stamp:  # after a time, a word is no host
         mark = _FIRST_MARK.match(text)
     return _BAR.match(text) if mark is None and ("[" in text or "━" in text) else mark
 
 
 def _find_logger_end(text: str, told: dict[str, str]) -> int:
-    """Return the length of a logger's prefix, 0 for none; note what it names."""
     start = _LOGGER.match(text)
     if start is None:
         return 0

@@ -61,7 +61,6 @@ class View(NamedTuple):
         return self.under.map_back(first, last)
 
     def _map_byte(self, at: int) -> tuple[int, int]:
-        """Return where a byte begins and ends in the level below."""
         number = max(0, bisect.bisect_right(self.pieces, (at, sys.maxsize)) - 1)
         here, below, length = self.pieces[number]
         is_last = number + 1 == len(self.pieces)
@@ -79,7 +78,6 @@ def read_views(text: bytes) -> list[View]:
 
 
 def _read(under: View) -> View | None:
-    """Return the next level; None where nothing changes."""
     text = under.text
     if not any(mark in text for mark in _MARKS):
         return None
@@ -197,7 +195,6 @@ class Pseudonyms:
         return [user.decode() for user in self._users]
 
     def _find_names(self, text: bytes) -> Iterator[tuple[str, int, int]]:
-        """Yield kind, start and end of each name."""
         for home in _HOME.finditer(text):
             self._meet(home[1])
             if home[1] in self._users:
@@ -251,7 +248,6 @@ def _is_name(user: bytes) -> bool:
 def _compile_names(
     kind: str, names: Iterable[bytes], behind: bytes
 ) -> list[tuple[str, re.Pattern[bytes]]]:
-    """Return a pattern for the names, longer ones first, and what follows; nothing for no names."""
     any_of = b"|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
     pattern = re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind)
     return [(kind, pattern)] if any_of else []
@@ -267,8 +263,7 @@ def _is_address(text: bytes) -> bool:
 
 # --- Removal of secrets from a stream of bytes: lines keep their numbers, memory stays flat ------
 
-# A text comes in pieces. What has been looked at goes out, but for the last part, which is looked
-# at again together with what follows: so no secret is missed because it was cut in two.
+# The last part of a text is looked at again with what follows, so that no secret is cut in two.
 
 BLOCK = 1 << 18  # bytes that go out at a time
 HELD = 1 << 16  # bytes that are looked at again with the next; no secret of a few lines is longer
@@ -304,11 +299,7 @@ class Redactor:
     def redact_stream(
         self, pieces: Iterable[bytes], start: int = 0, end: int = sys.maxsize
     ) -> Iterator[bytes]:
-        """Yield a text that comes in pieces, without its secrets.
-
-        Of the bytes before ``start`` and from ``end`` on nothing goes out; they are read for what
-        they mean.
-        """
+        """Yield a text without its secrets; what is before ``start`` or behind ``end`` stays."""
         window, base, wanted = b"", 0, BLOCK + HELD
         in_secret = False
         blocks = (part[at : at + BLOCK] for part in pieces for at in range(0, len(part), BLOCK))

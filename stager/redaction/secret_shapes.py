@@ -16,18 +16,12 @@ def _get_secret(match: re.Match[bytes]) -> bytes:
 
 
 def _is_mixed(match: re.Match[bytes]) -> bool:
-    """Return whether a secret has letters and digits: a word of a language has no digits."""
     text = _get_secret(match)
     has_both = re.search(rb"[0-9]", text) and re.search(rb"[A-Za-z]", text)
     return bool(has_both) or looks_random(text)
 
 
-def _is_no_commit(match: re.Match[bytes]) -> bool:
-    return b"commit" not in match[0]
-
-
 def _is_login(match: re.Match[bytes]) -> bool:
-    """Return whether base64 holds ``user:password``."""
     digits = _get_secret(match).rstrip(b"=")
     try:
         decoded = base64.b64decode(digits + b"=" * (-len(digits) % 4))
@@ -72,7 +66,7 @@ _FORMS: tuple[tuple[str, str, bytes, _Check | None], ...] = (
     ("token", _PREFIXES, _PREFIXED, _is_mixed),
     ("authorization", "earer EARER", rb"(?i:(?<=bearer[ \t]))[A-Za-z0-9._~+/=-]{8,}", _is_mixed),
     ("authorization", "asic ASIC", rb"(?i:basic)[ \t]{1,8}([A-Za-z0-9+/_-]{6,}={0,2})", _is_login),
-    ("wandb-key", "wandb API api Api", _WANDB, _is_no_commit),
+    ("wandb-key", "wandb API api Api", _WANDB, lambda match: b"commit" not in match[0]),
     ("password", ":", _PGPASS, None),
 )
 """Kind; words of which a text has one; the form, whose group is the secret; a further condition."""

@@ -19,9 +19,8 @@ from ..jobs.outcome import find_output_files, is_number
 from ..logs.job_files import JobFiles, KeptJob
 from ..logs.job_record import JobRecord
 
-# ``python -m trainer`` writes one object a line: for each step ``step``, ``loss`` and
-# ``samples_per_second``, for each epoch ``step``, ``epoch``, ``avg_loss`` and ``accuracy``. Any
-# program may do the same, and whatever else it writes is passed over.
+# One object a line, by ``python -m trainer`` or any program: for each step ``step``, ``loss`` and
+# ``samples_per_second``, for each epoch ``step``, ``epoch``, ``avg_loss`` and ``accuracy``.
 
 NAME = "metrics.jsonl"
 _FIGURES = ("step", "loss", "samples_per_second", "epoch", "avg_loss", "accuracy")
@@ -29,9 +28,7 @@ _LONGEST = 1 << 26
 _LINE = 1 << 16
 _FILES = 8
 _LARGEST = 1e15  # beyond this a number is an accident, and no axis can show it beside others
-_AFTER = 5.0
-"""Seconds by which a file server's clock may be ahead of the driver's. Where it is behind, only a
-training that took less than that is missed."""
+_AFTER = 5.0  # seconds by which a file server's clock may be ahead of the driver's
 
 Point = tuple[float, float]
 
@@ -50,8 +47,7 @@ class Curves(NamedTuple):
 
     path: str
     loss: tuple[Point, ...] = ()
-    rate: tuple[Point, ...] = ()
-    """Samples a second, over all ranks."""
+    rate: tuple[Point, ...] = ()  # samples a second, over all ranks
     epochs: tuple[Epoch, ...] = ()
 
     @property
@@ -60,25 +56,16 @@ class Curves(NamedTuple):
         return not (self.loss or self.rate or self.epochs)
 
 
-def find_curves(
-    files: JobFiles, job: KeptJob, record: JobRecord
-) -> tuple[list[Curves], list[Path]]:
-    """Return the curves of a job's training, and the files that are not this job's."""
-    if not files.job_id:
-        mine, others = [log.path for log in files.logs if log.path.name == NAME], []
-    else:
-        every = _list_files(job, record)
-        mine = [path for path in every if _is_written_by(path, record)]
-        others = [path for path in every if path not in mine]
-    curves = map(read_curves, mine[:_FILES])
-    return [found for found in curves if not found.is_empty], others
+def find_curves(files: JobFiles, job: KeptJob, record: JobRecord) -> list[Curves]:
+    """Return the curves of a job's training, not those of another job in the same place."""
+    mine = [log.path for log in files.logs if log.path.name == NAME]
+    if files.job_id:
+        mine = [path for path in _list_files(job, record) if _is_written_by(path, record)]
+    return [found for found in map(read_curves, mine[:_FILES]) if not found.is_empty]
 
 
 def read_curves(path: Path) -> Curves:
-    """Return the curves in a file; none where it is no such file.
-
-    A step that was done twice, because a run went on from a checkpoint, counts as it was last.
-    """
+    """Return the curves in a file, if it is such; a step that was done twice counts as the last."""
     loss: dict[float, float] = {}
     rate: dict[float, float] = {}
     epochs: dict[float, Epoch] = {}
@@ -93,21 +80,16 @@ def read_curves(path: Path) -> Curves:
         if "avg_loss" in raw or "accuracy" in raw:
             epoch = figures.get("epoch", 0.0)
             epochs[epoch] = Epoch(step, epoch, figures.get("avg_loss"), figures.get("accuracy"))
-    return Curves(
-        path=str(path),
-        loss=tuple(sorted(loss.items())),
-        rate=tuple(sorted(rate.items())),
-        epochs=tuple(epochs[key] for key in sorted(epochs)),
-    )
+    in_order = tuple(epochs[key] for key in sorted(epochs))
+    return Curves(str(path), tuple(sorted(loss.items())), tuple(sorted(rate.items())), in_order)
 
 
 def _list_files(job: KeptJob, record: JobRecord) -> list[Path]:
-    """Return the outputs' files of this kind; those whose name was taken have been renamed."""
-    outputs = list(job.outputs)
-    for event in record.find_events(OutputsCollected):
-        outputs += event.renamed.values()
     if not job.run_dir:
         return []
+    outputs = list(job.outputs)
+    for event in record.find_events(OutputsCollected):  # a name that was taken
+        outputs += event.renamed.values()
     paths = [Path(job.run_dir, path) for path in find_output_files(job.run_dir, outputs, NAME)]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
@@ -123,7 +105,6 @@ def _is_written_by(path: Path, record: JobRecord) -> bool:
 
 
 def _read_objects(path: Path) -> Iterator[Mapping[str, object]]:
-    """Yield the objects of a file, one a line; a pipe or a link is no such file."""
     if path.is_symlink():
         return
     with suppress(OSError, ValueError), open_regular(path) as file:
@@ -143,13 +124,11 @@ def _read_figures(raw: Mapping[str, object]) -> dict[str, float]:
 
 # --- Lines over axes: the places of all that is drawn, and the numbers beside it -----------------
 
-# Places along the width are shares of it, so that a chart is as wide as its box while its text and
-# its strokes keep their size; no script has to watch the box. ``macros.html.j2`` has the markup.
+# Places along the width are shares of it: a chart is as wide as its box, its text keeps its size.
 
 Tick = tuple[float, str]
 
-_HEIGHT, _ABOVE, _BELOW = 190, 10, 24
-"""Of a line chart: the plot's height, and the room above and below it, in pixels."""
+_HEIGHT, _ABOVE = 190, 10  # of a line chart: the plot and the room above it, in pixels
 _POINTS = 400  # more cannot be told apart; of each stretch the lowest and the highest are kept
 _UNITS = 1000  # of the coordinates in which a line is drawn, whatever size it then has
 _EDGE = 0.04  # a label nearer than this to an end of its axis would be cut off there
@@ -157,42 +136,30 @@ _STEPS = (1.0, 2.0, 5.0, 10.0)
 _ALIKE = 1e-9  # numbers that differ by less than this part of them are one to an axis
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LineChart:
-    """A line over axes, and dots on top of it."""
+    """A line over axes, by step, and dots on top of it."""
 
     title: str
     unit: str
-    across: str
     points: Sequence[Point]
     dots: Sequence[tuple[Point, str]] = ()
-    dots_are: str = ""
-    above: int = _ABOVE
-    plot_height: int = _HEIGHT
-    height: int = _ABOVE + _HEIGHT + _BELOW
 
     @cached_property
     def _axes(self) -> tuple[Sequence[Tick], Sequence[Tick]]:
         """The ticks of both axes; the vertical one begins at zero unless that is far away."""
-        points = [*self.points, *(point for point, _ in self.dots)]
-        across = [x for x, _ in points]
-        values = [y for _, y in points]
+        steps, values = zip(*self.points, *(point for point, _ in self.dots), strict=True)
         low, high = min(values), max(values)
         bottom = 0.0 if 0 <= low < high * 0.7 else low
-        return ticks(min(across), max(across), 6), ticks(bottom, high)
+        return ticks(min(steps), max(steps), 6), ticks(bottom, high)
 
     def find_share(self, x: float) -> float:
         """Return a place along the width, as a share of it."""
-        axis, _ = self._axes
-        return (x - axis[0][0]) / (axis[-1][0] - axis[0][0])
-
-    def _find_height(self, y: float) -> float:
-        _, axis = self._axes
-        return 1 - (y - axis[0][0]) / (axis[-1][0] - axis[0][0])
+        return _find_share(self._axes[0], x)
 
     def find_pixels(self, y: float) -> float:
         """Return a place from the top down, in pixels."""
-        return _ABOVE + self._find_height(y) * _HEIGHT
+        return _ABOVE + (1 - _find_share(self._axes[1], y)) * _HEIGHT
 
     @property
     def grid(self) -> list[Tick]:
@@ -208,7 +175,7 @@ class LineChart:
     def path(self) -> str:
         """The line as SVG's path data, in a square of 1000 units; empty for dots alone."""
         places = [
-            f"{self.find_share(x) * _UNITS:.5g} {self._find_height(y) * _UNITS:.5g}"
+            f"{self.find_share(x) * _UNITS:.5g} {(1 - _find_share(self._axes[1], y)) * _UNITS:.5g}"
             for x, y in thin_out(self.points)
         ]
         if not places:
@@ -219,14 +186,12 @@ class LineChart:
     def words(self) -> str:
         """The same in words, for screen readers."""
         points = self.points or [point for point, _ in self.dots]
-        (first, begin), (last, end) = points[0], points[-1]
-        least = min(points, key=lambda point: point[1])
-        most = max(points, key=lambda point: point[1])
-        ends = f"{decimal(begin)} at {self.across} {decimal(first)}, "
-        ends += f"{decimal(end)} at {self.across} {decimal(last)}"
-        extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
-        extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
-        return f"{self.title}, {self.unit}: {ends}; {extremes}"
+        ends = [f"{decimal(y)} at step {decimal(x)}" for x, y in (points[0], points[-1])]
+        return f"{self.title}, {self.unit}: {', '.join(ends)}"
+
+
+def _find_share(axis: Sequence[Tick], value: float) -> float:
+    return (value - axis[0][0]) / (axis[-1][0] - axis[0][0])
 
 
 def curve_charts(curves: Curves) -> list[LineChart]:
@@ -236,20 +201,8 @@ def curve_charts(curves: Curves) -> list[LineChart]:
         for epoch in curves.epochs
         if epoch.loss is not None
     ]
-    loss = LineChart(
-        title="Loss",
-        unit="mean of a step\u2019s rows",
-        across="step",
-        points=curves.loss,
-        dots=dots,
-        dots_are="mean of an epoch",
-    )
-    rate = LineChart(
-        title="Samples a second",
-        unit="all ranks, mean since the start",
-        across="step",
-        points=curves.rate,
-    )
+    loss = LineChart("Loss", "mean of a step\u2019s rows", curves.loss, dots)
+    rate = LineChart("Samples a second", "all ranks, mean since the start", curves.rate)
     return [chart for chart in (loss, rate) if chart.points or chart.dots]
 
 
@@ -317,7 +270,6 @@ def time_ticks(seconds: float, most: int = 6) -> tuple[list[Tick], str]:
 
 
 def _round_step(width: float, most: int) -> float:
-    """Return the smallest round step of which no more than so many are needed."""
     rough = width / most
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in _STEPS if step * power >= rough * (1 - 1e-9))

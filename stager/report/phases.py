@@ -31,8 +31,6 @@ def _list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
 
 # --- The facts about each node of a job: its Python, its packages, its network interface ---------
 
-WELL, NODE_FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
-
 
 class Node(NamedTuple):
     """A node, as far as it has reported about itself."""
@@ -43,8 +41,7 @@ class Node(NamedTuple):
     problems: tuple[str, ...]
     python: str
     packages: Mapping[str, str]
-    interface: str
-    """The network interface by which it reaches the first node."""
+    interface: str  # the network interface by which it reaches the first node
     address: str
 
 
@@ -69,15 +66,14 @@ def _describe_node(
     last = result.problems.get(name, ())
     problems = _list_problems(name, answers) if left_out is None else left_out
     code = _find_exit_code(name, answers, result)
-    if job.result is None:
-        is_bad, is_known = bool(problems), code == 0
-    else:  # what is not ok is tried again sometimes; what counts then is the result
+    is_bad, is_known = bool(problems), code == 0
+    if job.result is not None:  # what is not ok is tried again sometimes; then the result counts
         is_bad, is_known = name in result.problems, True
-    state = NODE_FAILED if any((is_bad, code)) else WELL if answers and is_known else NOT_YET
+    state = "failed" if any((is_bad, code)) else "ok" if answers and is_known else "not known"
     probe = job.probes.get(name, ProbeAnswer())
     return Node(
         name=name,
-        state=state if left_out is None else LEFT_OUT,
+        state=state if left_out is None else "left out",
         exit_status=_describe_exit(code),
         problems=tuple(dict.fromkeys([*problems, *map(str, last)])),
         python=probe.python,
@@ -106,17 +102,6 @@ def _find_exit_code(name: str, answers: Sequence[Answer], result: JobEnds) -> in
     return (result.exit_codes or {}).get(name, code)
 
 
-def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
-    """Return the packages whose versions differ: the nodes by package and version."""
-    checked = [node for node in every if node.packages]
-    different: dict[str, dict[str, list[str]]] = {}
-    for package in sorted({name for node in checked for name in node.packages}):
-        for node in checked:
-            version = node.packages.get(package, "")
-            different.setdefault(package, {}).setdefault(version, []).append(node.name)
-    return {package: versions for package, versions in different.items() if len(versions) > 1}
-
-
 # --- The phases of a job, with the times of each node in each of them ----------------------------
 
 PLACE, LAUNCH, TRAIN = "place", "launch", "train"
@@ -132,7 +117,7 @@ PHASES = {
     "all_reduce": ("all-reduce", "until all ranks had exchanged data"),
     "clean": ("clean", "until old environments were gone"),
 }
-ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
+ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"  # silent: without an answer
 STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
 
 
@@ -140,12 +125,9 @@ class PhaseSpan(NamedTuple):
     """A node in a phase."""
 
     phase: str
-    begin: float
-    """The moment of its beginning, as :func:`_list_moments` counts."""
-    end: float
-    """The moment of its end, or of the last event."""
+    begin: float  # a moment, as :func:`_list_moments` counts
+    end: float  # of an open one, the moment of the last event
     state: str = ENDED
-    """``ended``; ``failed``: with a problem; ``silent``: without an answer; ``open``: not yet."""
 
     @property
     def seconds(self) -> float:
@@ -188,18 +170,15 @@ class JobPhases(NamedTuple):
 def find_phases(job: JobRecord, now: float | None = None) -> JobPhases:
     """Return the phases of the nodes; those of a running job last until ``now``."""
     collector = _Collector()
-    moments = []
-    for at, event in _list_moments(job):
-        moments.append(at)
-        collector.take(at, event)
+    moments = list(_list_moments(job))
     if not moments:
         return JobPhases()
-    end = max(moments)
-    if now is not None and job.begun is not None:
-        end = max(end, now)
+    for at, event in moments:
+        collector.take(at, event)
+    end = max(now or 0.0, *(at for at, _ in moments))
     collector.close(end, OPEN)
     rows = (NodePhases(node, tuple(spans)) for node, spans in collector.spans.items())
-    return JobPhases(rows=tuple(rows), begin=moments[0], end=end)
+    return JobPhases(tuple(rows), moments[0][0], end)
 
 
 class _Collector:

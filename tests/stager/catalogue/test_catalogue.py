@@ -1,4 +1,4 @@
-"""The catalogue explains lines of real logs, each entry by a sample; a prefilter finds texts."""
+"""The catalogue explains lines of real logs, each entry by a sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from stager.catalogue.catalogue import (
     CatalogueEntry,
     LineRole,
     LineTells,
-    Prefilter,
     match_line,
 )
 from stager.cli import app, load_commands
@@ -185,27 +184,6 @@ def test_warnings_of_python_are_no_causes() -> None:
     line = "x.py:54: UserWarning: {} /lib64/libm.so.6: version `GLIBC_2.29' not found (required by"
     assert match_line(line.replace("UserWarning: {}", "OSError:")) is not None
     assert match_line(line.format("not used:")) is None
-
-
-TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "REQUEST_FILE_BCAST")
-
-
-def test_what_is_there_is_found() -> None:
-    sieve, chance = Prefilter(TEXTS), random.Random(5)
-    words = [*("a", "signal", "xoom,", "error:", "No", "space", "left", "on", "device"), *TEXTS]
-    words.append("'x' not found")
-    for _ in range(300):
-        lines = [
-            " ".join(chance.choices(words, k=chance.randint(0, 4))).encode()
-            for _ in range(chance.randint(1, 8))
-        ]
-        texts, places = sieve.find(lines)
-        present = {text.encode() for text in TEXTS if any(text.encode() in line for line in lines)}
-        assert set(texts) == present
-        found = [at for at, line in enumerate(lines) if any(text in line for text in present)]
-        assert places == found
-    assert sieve.find([]) == ([], [])
-    assert sieve.find([b"", b"step loss lr"]) == ([], [])
 
 
 def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:

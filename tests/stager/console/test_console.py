@@ -291,42 +291,21 @@ def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
     assert ended.job.log_dir == "/other"
 
 
-def draw_nodes(ended: Outcome, width: int, probed: dict[str, bool], **probe: Any) -> list[str]:
-    """The table of a verification on a terminal, once these nodes are probed."""
-    for node, ok in probed.items():
-        facts = {"interface": "eth0", "seconds": 1.25, "origin_ok": ok, **probe}
-        ended.take(record("probe", node=node, ok=ok, **facts))
-    screen = io.StringIO()
-    table = make_node_table(make_verify_result(ended).nodes, width)
-    RichConsole(file=screen, width=width).print(table)
-    return screen.getvalue().splitlines()
-
-
 def test_the_table_of_a_verification() -> None:
     ended = slurm_outcome(problems={"n2": [problem("[bold]/tmp")]})
     facts = {"python": "3.11", "packages": {"torch": "2.13.0", "transformers": "5.1"}}
-    shown = draw_nodes(ended, 160, {"n1": True, "n2": False}, **facts, address="10.0.0.1")
-    lines = [line.split() for line in shown]
+    for node, ok in (("n1", True), ("n2", False)):
+        seen = {"interface": "eth0", "seconds": 1.25, "address": "10.0.0.1", **facts}
+        ended.take(record("probe", node=node, ok=ok, origin_ok=ok, **seen))
+    screen = io.StringIO()
+    RichConsole(file=screen, width=160).print(make_node_table(make_verify_result(ended).nodes))
+    lines = [line.split() for line in screen.getvalue().splitlines()]
     titles = "node state python torch tfm interface address seconds problem"
     assert lines[0] == titles.split()
     row = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
     assert lines[1] == ["n1", "OK", *row]
     assert lines[2][:9] == ["n2", "FAILED", *row, "[bold]/tmp:"]
     assert lines[3][:2] == ["n3", "FAILED"]
-
-
-def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None:
-    names = ("torch", "transformers", "datasets", "numpy", "pyarrow")
-    packages = dict.fromkeys(names, "12.13.0+cpu")
-    nodes = dict.fromkeys(("n1", "n2", "n3"), True)
-    header, *rows = draw_nodes(
-        slurm_outcome(), 80, nodes, python="3.11.2", packages=packages, address="10.213.1.1"
-    )
-    assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
-    assert [row.split()[:4] for row in rows] == [
-        [node, "OK", "3.11.2", "12.13.0+cpu"] for node in nodes
-    ]
-    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(rows)
 
 
 def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,11 @@
-"""A phase that prints nothing shows that it goes on, and what it has written."""
+"""A phase that prints nothing shows that it goes on."""
 
 from __future__ import annotations
 
 import queue
 import re
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -29,20 +26,11 @@ class Listener:
         self.lines.put(line)
 
 
-def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> None:
+def test_seconds_are_told_while_nothing_else_is() -> None:
     listener, before = Listener(), threading.active_count()
-    told, sign = listener.lines, Pulse(listener)
-    try:
-        script = "import sys; open(sys.argv[1], 'wb').write(bytes(3_000_000)); input()"
-        argv = [sys.executable, "-c", script, tmp_path / "file"]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
-            line = told.get(timeout=60)
-            while "written" not in line:  # by a process below this one
-                line = told.get(timeout=60)
-            process.communicate(b"\n")
-        assert re.fullmatch(r"  \d+ s, 1 of 2 nodes, [3-9]\.\d MB written", line)
-    finally:
-        sign.stop()
+    sign = Pulse(listener)
+    assert re.fullmatch(r"  \d+ s, 1 of 2 nodes", listener.lines.get(timeout=60))
+    sign.stop()
     assert not threading.active_count() - before, "a phase that is over shows nothing"
 
 
@@ -57,6 +45,5 @@ def test_ranks_are_waited_for_until_the_first_output(
         time.sleep(0.1)
         said += capsys.readouterr().err
     assert re.match(r"Running\n  \d s, no output yet \(does the script set MASTER_ADDR or", said)
-    assert "written" not in said
     talk.data_lines(["step 1"])
     assert threading.active_count() == before

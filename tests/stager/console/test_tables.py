@@ -1,14 +1,12 @@
-"""Tables of results, as lines for a pipe and for a terminal."""
+"""Tables of results, as lines."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console as RichConsole
 
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.enumerations import Action, NodeFault
@@ -17,9 +15,8 @@ from stager.console import tables
 from stager.console.job_result import Console
 from stager.console.tables import (
     MOST_ROWS,
+    format_failed_nodes,
     format_trace,
-    make_failed_node_table,
-    make_trace_table,
     propose_pruning,
     summarize_trace,
 )
@@ -30,7 +27,7 @@ from stager.tracing import TracedPackage, TraceResult, UnreadFiles
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job
 
-# --- The table of ``stager nodes``, on a terminal of 80 columns ----------------------------------
+# --- The lines of ``stager nodes`` ---------------------------------------------------------------
 
 
 def test_a_nodes_name_is_never_shortened() -> None:
@@ -44,14 +41,12 @@ def test_a_nodes_name_is_never_shortened() -> None:
         NodeHistory(node=name, cluster=cluster, times=3, last=0.0, faults=(fault,))
         for cluster in ("alpha", "beta")
     )
-    shown = RichConsole(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    with shown.capture() as captured:
-        shown.print(make_failed_node_table(NodesResult(days=7, nodes=nodes, forgotten=None)))
-    text = captured.get()
-    assert "…" not in text
-    assert "".join(line[:24].strip() for line in text.splitlines()).count(name) == 2
-    assert "(alpha)" in text
-    assert "5872090791784171" in text
+    result = NodesResult(days=7, nodes=nodes, forgotten=None)
+    _, *short = format_failed_nodes(result, whole=False)
+    assert [line.startswith(f"{name} (alpha)") for line in short] == [True, False]
+    assert short[0].endswith("5872090791784171 disk full: the en...")
+    _, *whole = format_failed_nodes(result, whole=True)
+    assert whole[1].endswith(f"5872090791784171 disk full: {fault.cause}")
 
 
 # --- What a smoke test did not read, as lines for a file, a table, and lines to paste ------------
@@ -79,24 +74,14 @@ def traced(*parts: UnreadFiles, prune: tuple[str, ...] = ()) -> TraceResult:
 
 
 def test_lines_fit_80_columns_and_are_not_many() -> None:
-    parts = [part(f"{LONG}{number}/", package="a-name-that-is-too-long") for number in range(50)]
+    parts = [part(f"{LONG}{n}/\x1b[31m", package="a-name-that-is-too-long") for n in range(50)]
     shown = format_trace(traced(*parts))
     assert len(shown) == 1 + MOST_ROWS + 1
-    assert all(len(line) <= 80 for line in shown)
+    assert all(len(line) <= 80 and line.isprintable() for line in shown)
     assert "..." in shown[1]
     assert shown[1].split()[-3:] == ["2", "1.0", "MB"]
     assert shown[-1].split() == ["30", "more", "60", "30.0", "MB"]
     assert format_trace(traced()) == []
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_table_of_a_terminal_fits_too(width: int) -> None:
-    stream = io.StringIO()
-    RichConsole(file=stream, width=width).print(
-        make_trace_table(traced(part(LONG), part("p/\x1b[31m/")))
-    )
-    assert all(len(line) <= width for line in stream.getvalue().splitlines())
-    assert "\x1b" not in stream.getvalue()
 
 
 def test_the_summary_says_what_was_read_and_what_to_think_of() -> None:
@@ -119,7 +104,7 @@ def test_a_proposal_can_be_pasted_with_what_is_there_already() -> None:
     assert list(propose_pruning(traced(prune=("headers",)))) == []
 
 
-# --- What ``verify --deep`` measured, in words: lines for a pipe, a table for a terminal ---------
+# --- What ``verify --deep`` measured, in words -------------------------------------------------
 
 
 def measurements(*rates: float) -> dict[str, Any]:
@@ -168,16 +153,6 @@ def test_of_many_pairs_the_slowest_are_shown() -> None:
     assert tables.summarize_network(many)[1] == (
         "30 pairs of nodes, shown are 20; slowest: n1 and n31, 1.10 GB/s"
     )
-
-
-def test_the_table_marks_the_slowest() -> None:
-    file = io.StringIO()
-    shown = RichConsole(file=file, force_terminal=True, width=80, color_system="standard")
-    shown.print(tables.make_pair_table(measured(1.5, 0.5, 2.5)))
-    lines = file.getvalue().splitlines()
-    assert "GB/s" in lines[0]
-    assert "latency/us" in lines[0]
-    assert ["\x1b[33m" in line for line in lines[1:]] == [False, True, False]
 
 
 def test_the_ranks_own_words_are_for_the_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ def test_a_table_of_nodes(capsys):
     texts = dict.fromkeys(("node", "python", "interface", "address"), f"{OSC}{TURNED}")
     rest = {"packages": {f"a{OSC}": TURNED}, "seconds": 1.0, "problems": (HOSTILE,)}
     check = NodeCheck(**texts, **rest, ok=False, origin_ok=False)
-    RichConsole(width=400).print(make_node_table([check], 400))
+    RichConsole(width=400).print(make_node_table([check]))
     said = capsys.readouterr().out
     assert r"\x1b]52" in said
     assert harmless(said), repr(said)

@@ -125,19 +125,6 @@ def test_a_rank_tells_of_its_node_only_what_no_program_can_cause(kind: FailureCl
     assert "geheim" not in str(incidents)
 
 
-NEVER = """
-    PYTHON_KILLED MODULE_NOT_IMPORTED PACKAGE_MISSING RANKS_DID_NOT_END NO_ANSWER_FOLLOWED
-    NO_ANSWER_KILLED NO_ANSWER_EXITED BUNDLE_DAMAGED EXCERPT_DISK_FULL HOST_DISK_FULL
-    HOST_DISK_UNWRITABLE RESULTS_TOO_LARGE OUTPUT_DISK_FULL OTHER_MACHINE JOB_TIME_LIMIT
-    JOB_PREEMPTED OTHER
-"""
-
-
-@pytest.mark.parametrize("name", NEVER.split())
-def test_what_is_the_jobs_or_the_programs_never_counts(name: str) -> None:
-    assert found({"n2": [problem(ProblemCode[name], "n2")]}) == []
-
-
 def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
     rows = [code.row for code in ProblemCode if code.row.fault is not None]
     for row in rows:

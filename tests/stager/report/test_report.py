@@ -54,8 +54,6 @@ def test_real_jobs_are_told(project: Project) -> None:
     cells = [cell.text for cell in page.all("td")]
     assert cells.count("torch 2.0, beta 2.0") == 2
     assert "60.00%" in cells
-    parts = [row.text for row in page.all("th", scope="row")]
-    assert {"torch 2.0", "beta 2.0", "demo project", "local1"} <= set(parts)
 
     bad = ran(project, "fail")
     done = reported(project, str(bad["job_id"]), "--json", "-o", "here.html")
@@ -81,13 +79,7 @@ def test_real_jobs_are_told(project: Project) -> None:
     assert [
         label for label in page.all("svg", role="img") if "Loss" in label.given["aria-label"]
     ] == []
-    assert "These are there too" in page.text("section", aria_labelledby="training")
-
-    Path(bad["bundle"]).unlink()
-    path = Path(reported(project).stdout.strip())
-    bundle = Parsed(path.read_text()).text("section", aria_labelledby="bundle")
-    assert bad["bundle"] in bundle
-    assert "the bundle is gone" in bundle
+    assert facts["Bundle"] == bad["bundle"]
 
 
 def test_a_job_that_runs_is_said_to(project: Project) -> None:
@@ -132,13 +124,7 @@ def test_a_job_of_which_nothing_is_known(tmp_path: Path) -> None:
 def test_slurm_knows_of_a_job_without_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, verdict: str
 ) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    sacct = programs / "sacct"
-    sacct.write_text(f"#!/bin/sh\necho {state}\n")
-    sacct.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(messages, "_TIMEOUT_SECONDS", 300.0)
+    monkeypatch.setattr(messages, "read_job_state", lambda *_, **__: state)
     page = page_of(Told(tmp_path / "logs").say("job", nodes=NODES))
     assert page.title == f"Job 77 (demo): {verdict}"
 
@@ -186,16 +172,6 @@ def test_nodes_that_were_left_out_and_what_is_wrong_with_them(tmp_path: Path) ->
     assert problems == ["", "/tmp: no room; 1 GB is free; free some", ""]
     bars = [bar.text for bar in page.all("rect", class_="failed")]
     assert bars == ["", "node02: preflight 0.00 s failed"]  # the first is the legend's
-    assert "All 2 nodes that were checked have the same versions." in page.text("main")
-
-
-def test_versions_that_differ_are_told(tmp_path: Path) -> None:
-    told = Told(tmp_path).say("job", nodes=NODES).say("begin", phase="probe")
-    for node, version in zip(NODES, ("2.4.6", "2.4.5", None), strict=True):
-        told.answer("probe", node, 0.1, packages={"numpy": version, "torch": "2.13.0"})
-    page = page_of(told.say("result", ok=True, problems={}))
-    lines = [line.text for line in page.all("li") if line.text.startswith("numpy")]
-    assert lines == ["numpy: 2.4.6 on node01; 2.4.5 on node02; missing on node03"]
 
 
 def test_somebody_elses_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

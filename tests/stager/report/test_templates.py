@@ -8,7 +8,6 @@ from pathlib import PurePath
 
 import pytest
 
-from stager.core.errors import TURNING
 from stager.report.page import make_environment, show_value
 from tests.support.stories import HOSTILE, Parsed
 
@@ -41,19 +40,14 @@ def test_each_value_in_an_attribute_is_quoted(name: str) -> None:
     ("text", "seen"),
     [
         ("a\tb\nc", "a\tb\nc"),
-        ("\x00\x1b[31m\r\x7f", "\u2400\u241b[31m\u240d\u2421"),
-        ("\x85\x9b", "\ufffd\ufffd"),
-        ("\u202egpj.exe\u2066", "\\u202egpj.exe\\u2066"),
-        ("\ud83c half", "\ufffd half"),
+        ("\x00\x1b]0;\x9b", r"\x00\x1b]0;\x9b"),
+        ("\u202egpj.exe\u2066 \ud83c half", r"\u202egpj.exe\u2066 \ud83c half"),
         ("\U0001f3d6 \u05d0 \xe4", "\U0001f3d6 \u05d0 \xe4"),
     ],
 )
 def test_what_is_invisible_is_shown(text: str, seen: str) -> None:
     assert rendered("{{ text }}", text=text) == seen
-    joined = rendered("{{ [text, text] | join(', ') }}{{ text ~ '; ' }}", text=text)
-    assert joined == f"{seen}, {seen}{seen}; "
     assert rendered("{{ path }}", path=PurePath(text)) == seen  # a file may have any name
-    assert all(show_value(chr(code)) == f"\\u{code:04x}" for code in TURNING)
 
 
 def test_only_a_page_takes_jinja2() -> None:
