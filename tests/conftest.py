@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -23,7 +22,6 @@ from tests.support.building import project, supplies, zstandard_wheel  # noqa: F
 from tests.support.hub_server import PATIENT
 from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
-from tests.support.processes import until
 from tests.support.requirements import DATA
 from tests.support.signing import alice, mallory  # noqa: F401 - fixtures
 from tests.support.sources import build_native_wheel, make_sdist, repack_installed
@@ -45,11 +43,7 @@ FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
 
 
 def pytest_configure() -> None:
-    """Let the tests' programs be ended by a hangup, though ``nohup`` keeps pytest from it.
-
-    An ignored signal is ignored in child processes as well; one that has a handler is not. And let
-    them wait for a hub.
-    """
+    """Let the tests' programs be ended by a hangup, which ``nohup`` ignores, and wait for a hub."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
     os.environ.update(PATIENT)  # read when the library is imported
@@ -94,32 +88,21 @@ def pip_settings() -> Mapping[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_sockets_left() -> Iterator[None]:
-    """Remove what builds that tests kill leave behind: multiprocessing's directory for a socket.
-
-    A process that is killed cannot do it. A directory whose socket is still open belongs to
-    somebody who is alive, and stays; so does one that is so young that somebody beside these tests
-    may be about to make its socket.
-    """
+    """Remove what builds that tests kill leave behind: multiprocessing's directory for a socket."""
     place = Path(tempfile.gettempdir())
     before = set(place.glob("pymp-*"))
     yield
     left = set(place.glob("pymp-*")) - before
-    until(lambda: not [folder for folder in _closed(left) if _is_young(folder)], 120, pause=1)
-    for folder in _closed(left):
-        if not _is_young(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+    if _list_closed(left):
+        time.sleep(5)  # somebody beside these tests may be about to make a socket
+    for folder in _list_closed(left):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _closed(folders: Iterable[Path]) -> list[Path]:
-    """Those of multiprocessing's directories that have no open socket."""
+def _list_closed(folders: Iterable[Path]) -> list[Path]:
+    """Those without an open socket, which somebody alive would have."""
     alive = Path("/proc/net/unix").read_text()
     return [folder for folder in folders if folder.exists() and str(folder) not in alive]
-
-
-def _is_young(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # its owner has removed it
-        return time.time() - folder.stat().st_mtime < 5
-    return False
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +141,7 @@ def wheelhouse(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index_env(monkeypatch: pytest.MonkeyPatch, wheelhouse: Path) -> dict[str, str]:
-    """Variables, also set for this test, that make pip resolve from ``wheelhouse`` and no other.
-
-    uv reads none of pip's settings: the tool passes them on, and a test that starts uv itself
-    gives it ``--no-index --find-links``.
-    """
+    """Variables, also set for this test, that make pip resolve from ``wheelhouse`` and no other."""
     env = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheelhouse),

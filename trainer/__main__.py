@@ -1,7 +1,5 @@
 """The command line: ``python -m trainer NAME``, in one process or as each rank of a job.
 
-NAME is a workload, or ``all-reduce``, which trains nothing and measures the network.
-
 Exit codes: 0 done; 1 an expected failure, with a message and a hint; 2 a usage error; 143 stopped
 by a signal, with a checkpoint to resume from; 130 interrupted without one.
 """
@@ -19,8 +17,7 @@ from typing import NoReturn
 from . import config
 from .network import all_reduce, dist
 
-# Compute nodes have no network, and a library that tries one waits for its timeouts first. A
-# variable that is already set keeps its value.
+# Compute nodes have no network, and a library that tries one waits for its timeouts first.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -30,18 +27,17 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-Work = Callable[[dist.World], None]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    work = _choose_work(arguments)
+    work, needed = _choose_work(arguments)
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
     world = dist.World()
     try:
         world = dist.read_world(os.environ)
+        _require(needed)
         work(world)
     except config.TrainingStopped as stop:
         if world.is_first:
@@ -49,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         dist.stop(world)
         return config.STOPPED
     except KeyboardInterrupt:
-        dist.write_line(
-            f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint"
-        )
+        said = "interrupted; nothing was saved since the last checkpoint"
+        dist.write_line(f"[RANK {world.rank}] {said}")
         return 130
     except config.TrainerError as error:
         _report(error, world)
@@ -63,33 +58,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: config.TrainerError, world: dist.World) -> None:
-    if error.everywhere and not world.is_first:
-        return
-    with_rank = world.size > 1 and not error.everywhere
-    prefix = f"[RANK {world.rank}] " if with_rank else ""
-    sys.stderr.write(f"{prefix}error: {error}\n")
-    sys.stderr.flush()
+    if world.is_first or not error.everywhere:
+        rank = "" if error.everywhere or world.size == 1 else f"[RANK {world.rank}] "
+        sys.stderr.write(f"{rank}error: {error}\n")
 
 
-def _choose_work(arguments: Sequence[str]) -> Work:
+def _choose_work(arguments: Sequence[str]) -> tuple[Callable[[dist.World], None], Sequence[str]]:
+    """Return what to do, and the modules that it needs."""
     if arguments[:1] != [all_reduce.NAME]:
-        return partial(_train, config.parse(arguments))
+        options = config.parse(arguments)
+        return partial(_train, options), config.WORKLOADS[options.workload].needed
     # Otherwise PyTorch prints a stack for each lost connection, above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return partial(_measure, all_reduce.parse(arguments[1:]))
+    return partial(all_reduce.run, all_reduce.parse(arguments[1:])), ["torch"]
 
 
 def _train(options: config.Options, world: dist.World) -> None:
-    _require(config.WORKLOADS[options.workload].needed)
     world = dist.start(world, all_gpus=options.sync == "dp")
     dist.run_on_all_ranks(world, lambda: config.check_paths(options))
     page = options.workload.replace("-", "_")
     importlib.import_module(f".workloads.{page}", "trainer").run(options, world)
-
-
-def _measure(options: all_reduce.AllReduceOptions, world: dist.World) -> None:
-    _require(["torch"])
-    all_reduce.run(options, world)
 
 
 def _require(modules: Sequence[str]) -> None:
@@ -103,11 +91,7 @@ def _require(modules: Sequence[str]) -> None:
 
 
 def _exit_without_finalizing(status: int) -> NoReturn:
-    """End one rank of several without finalizing the interpreter.
-
-    A thread of Gloo may still hold tensors of a finished operation. If it released them while
-    Python ends, it would abort a process whose work is done (pytorch/pytorch#179291).
-    """
+    """End a rank before a thread of Gloo could abort the finalizing (pytorch/pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

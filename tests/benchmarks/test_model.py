@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,9 @@ from benchmarks.model.job import PhaseCosts, phase_seconds  # noqa: E402
 from benchmarks.model.transfer import Site, StagingCosts, broadcast_block, relay, sbcast  # noqa: E402
 
 MB = 10**6
-FREE = StagingCosts(
-    receive_byte=0.0,
-    receive_chunk=0.0,
-    send_byte=0.0,
-    send_chunk=0.0,
-    start=0.0,
-    join=0.0,
-    efficiency=1.0,
-    unpack_byte=0.0,
-    unpack_file=0.0,
-    environment=0.0,
-)
-"""Programs that take no time: only links count."""
+# Programs that take no time: only links count.
+NAMES = (field.name for field in fields(StagingCosts))
+FREE = StagingCosts(**{**dict.fromkeys(NAMES, 0.0), "efficiency": 1.0})
 REAL = replace(FREE, receive_byte=1.2e-9, send_byte=0.6e-9, unpack_byte=1.2e-9)
 WORK = StagingWork(sent=40 * MB, bytes=40 * MB, files=100)
 LINK = 25.0 * MB
@@ -42,9 +32,6 @@ PHASE = PhaseCosts(fixed=1.0, driver=0.01, agent=0.2)
 
 def wire(nodes: int, **more: object) -> float:
     return relay(WORK, replace(NO_LATENCY, nodes=nodes, **more), FREE).sent  # type: ignore[arg-type]
-
-
-# --- the relay -----------------------------------------------------------------------------------
 
 
 def test_one_node_takes_the_size_over_the_rate() -> None:
@@ -75,9 +62,6 @@ def test_a_worse_site_takes_longer(worse: dict[str, float]) -> None:
     assert relay(WORK, replace(site, **worse), REAL).unpacked > before  # type: ignore[arg-type]
 
 
-# --- sbcast --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("width", "depth"), [(2, 4), (3, 3), (8, 1), (8, 2), (8, 3)])
 def test_a_block_of_a_full_tree_takes_what_the_forecast_says(width: int, depth: int) -> None:
     nodes = sum(width**level for level in range(1, depth + 1))
@@ -91,15 +75,9 @@ def test_sbcast_grows_with_the_nodes_and_the_relay_does_not() -> None:
     assert relay(WORK, many, FREE).sent < 1.1 * relay(WORK, few, FREE).sent
 
 
-# --- phases --------------------------------------------------------------------------------------
-
-
 def test_nodes_of_their_own_work_at_the_same_time() -> None:
     site = Site(nodes=100, cpus=2)
     assert phase_seconds(PHASE, site) == pytest.approx(1.0 + 100 * 0.01 + 0.2, rel=0.1)
-
-
-# --- time ----------------------------------------------------------------------------------------
 
 
 # --- fitting, and what is committed --------------------------------------------------------------

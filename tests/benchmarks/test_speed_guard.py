@@ -21,10 +21,8 @@ from tests.support.bundles import CLEAN, node_program
 from tests.support.processes import run
 from tests.support.torch_project import TorchProject
 
-GENEROUS = 3.0
-"""Times tar's processor time that unpacking may take."""
-ROUNDS = 4
-"""Of both at most: the first is enough, unless something else was in the caches' way."""
+GENEROUS = 3.0  # times tar's processor time that unpacking may take
+ROUNDS = 4  # of both at most: the first is enough, unless something else was in the caches' way
 
 
 @pytest.fixture

@@ -31,19 +31,16 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_prefix}
 class Inside:
     hosts: SshHosts
 
-    base = Path("/tmp/inside")
-    """A folder of its own ``/tmp``."""
+    base = Path("/tmp/inside")  # a folder of its own ``/tmp``
     home = base / "home"
     lab = home / "lab"
     tool = home / ".local" / "share" / "stager" / "bin" / "stager"
 
     @property
     def root(self) -> Path:
-        """Its files, as this machine sees them."""
         return self.hosts.root(LOGIN)
 
     def seen(self, path: Path) -> Path:
-        """A file of its, as this machine sees it."""
         return self.root / path.relative_to("/")
 
     def make(self) -> None:
@@ -55,7 +52,6 @@ class Inside:
         (programs / "ssh").symlink_to(self.hosts.state_dir / "bin" / "ssh")
 
     def carry(self, file: Path) -> Path:
-        """Bring a file in by hand."""
         shutil.copyfile(file, self.seen(self.base / file.name))
         return self.base / file.name
 
@@ -79,7 +75,6 @@ class Inside:
         return report
 
     def refusal(self, *arguments: str | Path) -> str:
-        """What the tool says when it refuses something."""
         done = self.run(self.tool, *arguments)
         assert done.returncode == 1, (arguments, done.stdout, done.stderr)
         return done.stderr
@@ -101,7 +96,6 @@ def made_inside(hosts: SshHosts) -> Iterator[Inside]:
 def export(
     folder: Path, file: Path, *arguments: str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Write a project's bundle to a file to carry; return what is said of it."""
     argv = [*STAGER, "export", "-o", file, "--json", *arguments]
     done = processes.run(argv, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr

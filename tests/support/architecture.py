@@ -1,9 +1,4 @@
-"""The rules of the house as functions: source in, a list of violations out.
-
-Each rule takes parsed modules and returns lines such as
-``stager/lock/lock.py:12 imports stager.pack``.
-``test_architecture.py`` applies them to the repository, and to bad samples, which they must catch.
-"""
+"""The rules of the house as functions: parsed modules in, a list of violations out."""
 
 from __future__ import annotations
 
@@ -31,11 +26,8 @@ ORDER = {
 }  # fmt: skip
 """The packages of each side: one imports only itself and those before it."""
 
-FAR_SIDE_EXCEPTIONS = {
-    # The decompressor: in the standard library from Python 3.14, before that in the bundle itself.
-    "compression",
-    "zstandard",
-}
+# The decompressor: in the standard library from Python 3.14, before that in the bundle itself.
+FAR_SIDE_EXCEPTIONS = {"compression", "zstandard"}
 PROCESS_STARTERS = (
     "bundle.system.processes",
     "stager.carrying.install_program",  # runs alone, where nothing of this package is
@@ -54,12 +46,10 @@ class Module:
     path: str
     text: str
     tree: ast.Module
-    is_package: bool = False
-    """Whether it is a package's ``__init__``, which has the package's name."""
+    is_package: bool = False  # whether it is a package's ``__init__``, which has the package's name
 
     @property
     def side(self) -> str:
-        """The top-level package it belongs to."""
         return self.name.partition(".")[0]
 
     @property
@@ -126,7 +116,6 @@ Known = Mapping[str, Module]
 
 
 def _of_imports(check: Callable[[Module, Import, Known], str]) -> Rule:
-    """A rule from what is wrong with one import of one module, if anything is."""
 
     @functools.wraps(check)
     def rule(modules: Iterable[Module]) -> list[str]:
@@ -155,7 +144,6 @@ def wrong_arrows(module: Module, one: Import, known: Known) -> str:
 
 @_of_imports
 def imports_between_tests(module: Module, one: Import, known: Known) -> str:
-    """A test imports no other test: what several share is in ``tests.support``."""
     targets = [f"tests.{name}" for name in one.names] if one.module == "tests" else [one.module]
     shared = tuple(f"tests.{name}." for name in SHARED_BY_TESTS)
     tests = [f"{target}." for target in targets if f"{target}.".startswith("tests.")]
@@ -192,12 +180,9 @@ def _top_level_names(module: Module) -> set[str]:
 
 def against_the_order(modules: Iterable[Module]) -> list[str]:
     """A package imports only itself and the packages before it; each package has a place."""
-    homeless = [
-        f"{module.path}:1 {module.side} has no place for {module.stem}"
-        for module in modules
-        if module.stem and module.stem not in ORDER[module.side]
-    ]
-    return homeless + _too_early(modules)
+    homeless = [one for one in modules if one.stem and one.stem not in ORDER[one.side]]
+    said = [f"{one.path}:1 {one.side} has no place for {one.stem}" for one in homeless]
+    return said + _too_early(modules)
 
 
 @_of_imports
@@ -221,10 +206,7 @@ def circles(modules: Iterable[Module]) -> list[str]:
 
 
 def _awaited(module: Module, known: set[str]) -> set[str]:
-    """What must be imported before this module is: its imports, and the packages they are in.
-
-    Its own packages are not among them. They were begun before it, and need not have ended.
-    """
+    """What must be imported before this module: its imports, and their packages but not its own."""
     later = {id(node) for node in _not_at_import(module)}
     targets = [reached(one, known) for one in imports(module) if id(one.node) not in later]
     found = set()
@@ -235,7 +217,6 @@ def _awaited(module: Module, known: set[str]) -> set[str]:
 
 
 def _not_at_import(module: Module) -> Iterator[ast.AST]:
-    """What runs once a function is called, or never."""
     for node in ast.walk(module.tree):
         typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         if typing_only or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -244,21 +225,16 @@ def _not_at_import(module: Module) -> Iterator[ast.AST]:
 
 
 def classes_of_one_name(modules: Iterable[Module]) -> list[str]:
-    """A public class name is used once, whichever side it is on."""
     places: dict[str, list[str]] = {}
     for module in modules:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module.path)
-    return [
-        f"{paths[0]}:1 {name} is also a class of {', '.join(paths[1:])}"
-        for name, paths in sorted(places.items())
-        if len(paths) > 1
-    ]
+    several = [(name, paths) for name, paths in sorted(places.items()) if len(paths) > 1]
+    return [f"{paths[0]}:1 {name} is also a class of {paths[1:]}" for name, paths in several]
 
 
 def starts_processes(modules: Iterable[Module]) -> list[str]:
-    """One file a side starts processes."""
     starters = ("os.system", "os.popen", "os.spawn", "os.posix_spawn", "asyncio.create_subprocess")
     calls = [
         module.at(node, ast.unparse(node))
@@ -312,7 +288,6 @@ def _exits(node: ast.AST) -> bool:
 
 
 def unreadable_for(modules: Iterable[Module], version: tuple[int, int]) -> list[str]:
-    """Files whose syntax is newer than the given Python."""
     found = []
     for module in modules:
         try:

@@ -37,7 +37,6 @@ FACTS = ScriptFacts(
 
 
 def asking(facts: ScriptFacts, **changed: Any) -> ScriptFacts:
-    """The same script with another request for nodes."""
     return replace(facts, request=replace(facts.request, **changed))
 
 

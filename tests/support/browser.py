@@ -1,7 +1,4 @@
-"""A real browser without a window, told what to do over a pipe: how pages are looked at in tests.
-
-Chromium speaks its DevTools protocol on two pipes: one JSON object a message, a NUL byte after it.
-"""
+"""A real browser without a window, told over two pipes what to do (the DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ QUIET = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-breakpad", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
-_SECONDS = 300.0
-"""A guard: a machine may be busy with other tests."""
+_SECONDS = 300.0  # a guard: a machine may be busy with other tests
 # Puts the two pipes where Chromium expects them, wherever they are now.
 _AT_3_AND_4 = """\
 import fcntl, os, sys
@@ -45,7 +41,6 @@ class Page:
     """One page that is open, and what happened on it."""
 
     def __init__(self, browser: Browser, path: Path, width: int, scheme: str) -> None:
-        """Open a file and wait until it is loaded; ``scheme`` is ``light`` or ``dark``."""
         self._browser = browser
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         said = browser.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -63,16 +58,13 @@ class Page:
         return self._browser.call(method, self._session, **params)
 
     def told(self) -> list[str]:
-        """The names of all that was told of this page."""
         return [event["method"] for event in self._events()]
 
     def errors(self) -> list[str]:
-        """What the page's console has: errors, refusals, exceptions."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [json.dumps(one["params"]) for one in self._events() if one["method"] in kinds]
 
     def requests(self) -> list[str]:
-        """The addresses of everything that was asked for."""
         sent = [one for one in self._events() if one["method"] == "Network.requestWillBeSent"]
         return [one["params"]["request"]["url"] for one in sent]
 
@@ -98,22 +90,18 @@ class Page:
 
 class Browser:
     def __init__(self, program: str, folder: Path) -> None:
-        """Start it with a new, empty profile."""
         self.events: list[dict[str, Any]] = []  # what it told without being asked
         self._answers: dict[int, dict[str, Any]] = {}
         self._rest, self._number = b"", 0
         reads, self._in = os.pipe()
         self._out, writes = os.pipe()
         argv = [program, *QUIET, f"--user-data-dir={folder}", "about:blank"]
+        start, env = [sys.executable, "-c", _AT_3_AND_4], {**os.environ, "HOME": str(folder)}
+        none = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _AT_3_AND_4, str(reads), str(writes), *argv],
-            pass_fds=(reads, writes),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "HOME": str(folder)},
-        )
+            [*start, str(reads), str(writes), *argv], pass_fds=(reads, writes), env=env,
+            stdin=none, stdout=none, stderr=none, start_new_session=True,
+        )  # fmt: skip
         os.close(reads)
         os.close(writes)
 
@@ -134,7 +122,6 @@ class Browser:
         return dict(answer["result"])
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Read what the browser tells until something is done."""
         until = time.monotonic() + _SECONDS
         while not done():
             left = until - time.monotonic()
@@ -151,7 +138,6 @@ class Browser:
                     self.events.append(message)
 
     def close(self) -> None:
-        """End it, with all its processes."""
         with contextlib.suppress(OSError):
             os.write(self._in, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -46,10 +45,8 @@ from tests.support.warm_ranks import Rank, WarmRanks
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.from_host()
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
-"""A target of another Python than this one."""
 SITE = f"lib/python{HOST.python}/site-packages"
 ORIGIN = Origin(kind="wheel", name="any", version="1", content=Digest.of(b"any"), options={})
-"""What a layer is said to be made from where nobody looks."""
 
 
 def fetch(
@@ -61,7 +58,6 @@ def fetch(
     builds: BuildSettings = BuildSettings(),  # noqa: B008
     **more: Any,
 ) -> tuple[Wheel, ...]:
-    """Fetch a lock's wheels for a project that has these settings."""
     table = {"environment": {"requirements": []}}
     settings = parse(table, root=store.root, source=store.root / "stager.toml")
     spec = replace(read_spec(settings), indexes=indexes, builds=builds)
@@ -71,15 +67,12 @@ def fetch(
 def layers_in(
     store: Store, *sources: LayerSource, target: Target = HOST, jobs: int = 1
 ) -> MadeLayers:
-    """Make the layers of these sources in an offline root."""
     with store.lock():
         return make_layers(sources, store=store, target=target, jobs=jobs)
 
 
 @dataclass
 class Recorder:
-    """A listener that remembers what it was told."""
-
     phases: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -99,8 +92,7 @@ class Project:
     """A folder with a ``stager.toml``, and the store it is built in."""
 
     root: Path
-    store: Store
-    """The offline root that the environment names."""
+    store: Store  # the offline root that the environment names
 
     def settings(self, *requirements: str, more: str = "") -> Project:
         text = f"[environment]\nrequirements = {json.dumps(list(requirements))}\n{more}\n"
@@ -108,7 +100,6 @@ class Project:
         return self
 
     def locked(self, *wheels: Path, more: str = "") -> Project:
-        """Write a lock as a user would bring it: these wheels, and not what they need."""
         lines = ['lock-version = "1.0"', 'created-by = "test"']
         for wheel in wheels:
             name, version = wheel.name.split("-")[:2]
@@ -124,7 +115,6 @@ class Project:
         return build(load(self.root), chosen, recorder or Recorder())
 
     def stager(self, *arguments: str, env: Mapping[str, str] | None = None) -> Done:
-        """Run the command line in the project's folder, in a process of its own."""
         variables = {**os.environ, **(env or {})}
         argv = [*STAGER, *arguments]
         if _read_at_start(variables) != _AT_START:
@@ -181,11 +171,9 @@ class Supplies:
     """What all bundles of this machine have in common, to be put into stores before a build."""
 
     decompressor: Path
-    programs: tuple[Path, ...]
-    """The node program, and the one with bytecode: most of what a small build would work on."""
+    programs: tuple[Path, ...]  # the node program, and the one with bytecode
 
     def put_into(self, store: Store) -> Store:
-        """Copy them into an offline root, with the modes that it gives to its files."""
         for source in (self.decompressor, *self.programs):
             folder = store.wheels if source == self.decompressor else store.programs
             with store.publish(folder / source.name) as partial:
@@ -217,32 +205,23 @@ def project(tmp_path: Path, index_env: dict[str, str], supplies: Supplies) -> Pr
 def wheel_of(path: Path) -> Wheel:
     """A wheel file as the fetching stage hands it on; its name alone is looked at."""
     name, version = path.name.split("-")[:2]
-    return Wheel(
-        name=canonicalize_name(name),
-        version=Version(version),
-        path=path,
-        sha256=digest_file(path),
-        size=path.stat().st_size,
-    )
+    known, size = Version(version), path.stat().st_size
+    digest = digest_file(path)
+    return Wheel(name=canonicalize_name(name), version=known, path=path, sha256=digest, size=size)
 
 
 def source_of(path: Path) -> LayerSource:
-    """What the layer of a wheel is made from."""
     return LayerSource.from_wheel(wheel_of(path))
 
 
 def tree_of(folder: Path) -> Tree:
-    """Every file of a folder, as it is."""
-    files = [
-        TreeFile(path=str(path.relative_to(folder)), source=path, mode=0o644, size=0)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = ((str(path.relative_to(folder)), path) for path in paths)
+    files = (TreeFile(path=name, source=path, mode=0o644, size=0) for name, path in names)
     return Tree(files=tuple(files))
 
 
 def index_of(layer: Path) -> Index:
-    """A layer's own list of what it holds."""
     data = layer.read_bytes()
     head = data[: head_summary(data[:HEAD_PREFIX]).head_size]
     return decode_head(head, zstandard.ZstdDecompressor().decompress)
@@ -263,7 +242,6 @@ def frames_of(layer: Path) -> list[bytes]:
 
 
 def contents(layer: Path) -> dict[str, bytes]:
-    """What ``zstd -d`` and the standard library's tar find in a layer: regular files by path."""
     with tarfile.open(fileobj=BytesIO(plain_tar(layer))) as archive:
         return {
             member.name: (archive.extractfile(member) or BytesIO()).read()
@@ -273,21 +251,13 @@ def contents(layer: Path) -> dict[str, bytes]:
 
 
 def plain_tar(layer: Path) -> bytes:
-    """A layer decompressed by the real ``zstd``."""
     argv = [program("zstd"), "-dcq", str(layer)]
     return subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout
 
 
 def listing(archive: bytes | Path) -> list[str]:
     """The lines of the real ``tar -tv``, with numbers for owners and full times."""
-    argv = [
-        program("tar"),
-        "--numeric-owner",
-        "--full-time",
-        "--quoting-style=literal",
-        "-tvf",
-        "-",
-    ]
+    argv = [program("tar"), "--numeric-owner", "--full-time", "--quoting-style=literal", "-tvf-"]
     data = archive.read_bytes() if isinstance(archive, Path) else archive
     env = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
     done = subprocess.run(argv, input=data, stdout=subprocess.PIPE, env=env, check=True)
@@ -301,11 +271,8 @@ def program(name: str) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): Digest.of(path.read_bytes()) for path in paths}
 
 
 def left_behind(store: Store, kind: ScratchKind) -> Path:
@@ -330,7 +297,6 @@ def layer_of(wheel: Path, *prune: str, target: Target = HOST) -> Path:
 
 
 def layers_of(folder: Path, *wheels: Path) -> Path:
-    """Wheels installed as their layers install them; returns the ``site-packages``."""
     for wheel in wheels:
         for path, data in contents(layer_of(wheel)).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -341,10 +307,9 @@ def layers_of(folder: Path, *wheels: Path) -> Path:
 def fake_installation(layers: Sequence[Path], folder: Path) -> Path:
     """Layers unpacked by the real tar into a virtual environment; returns its interpreter."""
     (folder / "bin").mkdir(parents=True)
+    argv = [program("tar"), "-xf", "-", "-C", str(folder)]
     for layer in layers:
-        subprocess.run(
-            [program("tar"), "-xf", "-", "-C", str(folder)], input=plain_tar(layer), check=True
-        )
+        subprocess.run(argv, input=plain_tar(layer), check=True)
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     for name in ("python", f"python{HOST.python}"):
         (folder / "bin" / name).symlink_to(base)

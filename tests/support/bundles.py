@@ -1,8 +1,4 @@
-"""Small real bundles, made the way ``stager build`` makes them, and forged ones.
-
-A forged bundle has true digests throughout, up to its id: what refuses it is not a digest but a
-check of what it says.
-"""
+"""Small real bundles, made as ``stager build`` makes them, and forged ones with true digests."""
 
 from __future__ import annotations
 
@@ -43,13 +39,11 @@ from tests.support.processes import run
 
 HERE = Target.from_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
-"""The installation's own program for the Python that runs the tests."""
 OWN = f"stager-{os.geteuid()}"
 CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 
-Pair = tuple[Packed, Packed]
-"""Two bundles that differ in one layer."""
+Pair = tuple[Packed, Packed]  # two bundles that differ in one layer
 
 
 def fetch_decompressor(store: Store) -> Wheel | None:
@@ -67,13 +61,11 @@ def make_bundle(
     thin: bool = False,
     **says: Any,
 ) -> Packed:
-    """Build a bundle of these wheels and the files of a project for this machine."""
     found = tuple(map(wheel_of, wheels))
     sources = [LayerSource.from_wheel(one) for one in found]
     if project is not None:
-        sources.append(
-            LayerSource.from_tree("project", "demo", project_files(project, []), "project")
-        )
+        files = project_files(project, [])
+        sources.append(LayerSource.from_tree("project", "demo", files, "project"))
     with store.lock():
         made = make_layers(sources, store=store, target=HERE, jobs=2)
         fields: dict[str, Any] = {"name": "demo", "packages": (), "imports": (), **says}
@@ -85,14 +77,12 @@ def make_bundle(
 
 
 def whole(store: Store, packed: Packed) -> Packed:
-    """Put the one file of a bundle in the place of its thin one."""
     copy_to(packed.path, packed.path)
     seal(store, packed.path, packed.manifest)
     return packed
 
 
 def node_program(bundle: Path, folder: Path) -> Path:
-    """The far side's program, taken out of a bundle."""
     path = folder / "node.pyz"
     with BundleFile(str(bundle)) as opened:
         path.write_bytes(opened.read_part(opened.manifest.node))
@@ -110,10 +100,7 @@ def run_node(
 
 
 def stage(
-    bundle: Packed | Path,
-    base: Path,
-    source: unpack.Source | None = None,
-    file: Path | None = None,
+    bundle: Packed | Path, base: Path, source: unpack.Source | None = None, file: Path | None = None
 ) -> Environment:
     """Unpack a bundle, from another file if one is named, in this process as its command does."""
     path = str(bundle if isinstance(bundle, Path) else bundle.path)
@@ -131,7 +118,6 @@ def stage(
 
 
 def refuses(bundle: Path, base: Path) -> str:
-    """Why a bundle is not unpacked; nothing is left of it."""
     with pytest.raises(NodeError) as caught:
         stage(bundle, base)
     assert left_over(base) == []
@@ -139,31 +125,22 @@ def refuses(bundle: Path, base: Path) -> str:
 
 
 def left_over(base: Path) -> list[str]:
-    """What lies under a node root besides its own directories and locks."""
     root = base / OWN
-    return sorted(
-        path.relative_to(root).as_posix()
-        for folder in ("envs", "incoming")
-        for path in root.glob(f"{folder}/*")
-    )
+    found = [*root.glob("envs/*"), *root.glob("incoming/*")]
+    return sorted(path.relative_to(root).as_posix() for path in found)
 
 
 def rot(path: Path) -> None:
     """Change one byte of a file as a failing disk does: its length and its times stay."""
-    before = path.stat()
-    with path.open("r+b") as handle:
-        handle.seek(-1, os.SEEK_END)
-        last = handle.read(1)
-        handle.seek(-1, os.SEEK_END)
-        handle.write(bytes([last[0] ^ 1]))
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as handle:  # the same inode
+        handle.write(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def tree(folder: Path) -> dict[str, tuple[str, object]]:
-    """All but directories below a folder: its kind or mode, and its content, target or mode.
-
-    The listing of an environment is left out: it holds a time.
-    """
+    """All but directories and the listing: the kind or mode, and the content, target or mode."""
     found: dict[str, tuple[str, object]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -191,8 +168,7 @@ class Forgery:
     decompressor: bytes | None
     frames: list[bytes]
     origin: bytes
-    late: Callable[[Raw], object] = lambda raw: None
-    """Changes the manifest when all the rest of it is true; its id is set after it."""
+    late: Callable[[Raw], object] = lambda raw: None  # changes the manifest before its id is set
 
     @classmethod
     def of(cls, real: Path) -> Forgery:
@@ -207,13 +183,11 @@ class Forgery:
                 start += size
             say = json.loads(whole.to_bytes())
             del say["id"]
-            node, zstd = (
-                part and opened.read_part(part) for part in (whole.node, whole.decompressor)
-            )
+            parts = (whole.node, whole.decompressor)
+            node, zstd = (part and opened.read_part(part) for part in parts)
             return cls(say, index, node, zstd, frames, read_origin(head).to_bytes())
 
     def fit_frames(self) -> None:
-        """Set the sizes and digests of frames in the index."""
         for frame, piece in zip(self.index["frames"], self.frames, strict=False):
             frame[0], frame[2] = len(piece), Digest.of(piece)
 
@@ -255,7 +229,6 @@ def forge(
     manifest: Callable[[Raw], None] = lambda raw: None,
     frames: Callable[[list[bytes]], None] = lambda frames: None,
 ) -> Path:
-    """Copy a bundle of one layer, with another content and digests that fit it."""
     forgery = Forgery.of(real)
     frames(forgery.frames)
     forgery.fit_frames()

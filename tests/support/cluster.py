@@ -36,21 +36,17 @@ def script(
 class Hosts:
     """Hosts that scripts/cluster has made, in namespaces of this machine."""
 
-    name: str
-    """As scripts/cluster knows them."""
+    name: str  # as scripts/cluster knows them
     nodes: tuple[str, ...]
 
     @property
     def state_dir(self) -> Path:
-        """Where configuration, logs and keys are."""
         return STATES / self.name
 
     def init(self, node: str) -> str:
-        """The number here of the first process of a host."""
         return (self.state_dir / node / "init").read_text().strip()
 
     def root(self, node: str) -> Path:
-        """The files of a host, seen from here."""
         return Path("/proc", self.init(node), "root")
 
     def entering(self, node: str) -> list[str]:
@@ -64,16 +60,13 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Hosts):
-    shared: Path
-    """A directory that all see; ``tmp_path`` is below ``/tmp``, of which every node has its own."""
+    shared: Path  # a directory that all see, unlike ``tmp_path``: every node has a ``/tmp``
 
     @property
     def env(self) -> dict[str, str]:
-        """What points Slurm's commands at it."""
         return {"SLURM_CONF": str(self.state_dir / "slurm.conf")}
 
     def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 900) -> Done:
-        """Run a command on the login side, one of Slurm's for example."""
         done = run(argv, env={**os.environ, **self.env}, seconds=timeout)
         if check:
             assert done.returncode == 0, (argv, done.stdout, done.stderr)
@@ -86,7 +79,6 @@ class Cluster(Hosts):
         return self.run([*self.entering(node), *argv], check=check, timeout=timeout)
 
     def address(self, node: str) -> str:
-        """The node's only address, beside loopback."""
         subnet = (self.state_dir / "subnet").read_text().strip()
         return f"{subnet}.{10 + int(node.removeprefix('node'))}"
 
@@ -99,7 +91,6 @@ class Cluster(Hosts):
         return self._states().get(node, "unknown")
 
     def wait_state(self, node: str, *states: str, seconds: float = 900) -> None:
-        """Wait until the node is in one of the states, or fail the test."""
         if not until(lambda: self.state(node) in states, seconds, pause=0.3):
             pytest.fail(f"{node} is {self.state(node)} after {seconds} s, not one of {states}")
 
@@ -108,11 +99,9 @@ class Cluster(Hosts):
         script("stop", node, "--name", self.name)
 
     def start_slurmd(self, node: str) -> None:
-        """Start it again, if it does not run."""
         script("start", node, "--name", self.name)
 
     def controller(self) -> int | None:
-        """The number of its slurmctld; None while there is none."""
         return self._daemon("slurmctld")
 
     def stop_controller(self) -> None:
@@ -126,18 +115,11 @@ class Cluster(Hosts):
         """Start it again as ``scripts/cluster up`` does, which also runs a job of its own."""
         program = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         with (self.state_dir / "up.log").open("ab") as log:
-            subprocess.run(
-                ["setsid", str(program), "-f", str(self.state_dir / "slurm.conf")],
-                cwd="/",
-                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                check=True,
-            )
+            argv = ["setsid", str(program), "-f", str(self.state_dir / "slurm.conf")]
+            env, none = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}, subprocess.DEVNULL
+            subprocess.run(argv, cwd="/", env=env, stdin=none, stdout=log, stderr=log, check=True)
 
     def jobs(self, *options: str) -> list[str]:
-        """The numbers of the jobs in the queue; the options are those of ``squeue``."""
         return self.run(["squeue", "--noheader", "--format=%A", *options]).stdout.split()
 
     def ended(self, job: str) -> bool:
@@ -150,9 +132,7 @@ class Cluster(Hosts):
     def hurry(self, job: str, again: Callable[[], bool], seconds: float = 600) -> bool:
         """Start a job again that is back in the queue; whether ``again`` has come true then.
 
-        Slurm waits two minutes before it does, counted from the job's last end. Not within the
-        second of that end, though: slurmd would take the new run's credential for one that was
-        revoked, and Slurm would hold the job.
+        Slurm waits two minutes. In the second after its end slurmd would refuse its credential.
         """
 
         def started() -> bool:
@@ -173,10 +153,7 @@ class Cluster(Hosts):
         until(lambda: set(self._states().values()) == {"idle"})
 
     def _states(self) -> dict[str, str]:
-        """A node's state in Slurm by its name; empty while the controller does not answer.
-
-        ``scripts/cluster status`` says it as well, and takes a bash many times as long.
-        """
+        """A node's state in Slurm by its name; empty while the controller does not answer."""
         argv = ["timeout", "10", "sinfo", "--noheader", "--Node", "--format=%N %T"]
         lines = self.run(argv, check=False).stdout.splitlines()
         return dict(line.split() for line in lines)
@@ -199,10 +176,7 @@ def make_cluster(name: str, *options: str) -> Cluster:
 
 
 def make_hosts(name: str, count: int) -> Path:
-    """Start hosts with an sshd each; return a folder that none of them sees.
-
-    The caller ends them with :func:`remove_cluster`, whatever happens.
-    """
+    """Start hosts with an sshd each; return a folder that none of them sees."""
     return _up("ssh", name, "--ssh", "--nodes", str(count), "--hide", str(_place(name)))
 
 
@@ -222,12 +196,10 @@ def _up(kind: str, name: str, *options: str) -> Path:
 
 
 def nodes_of(name: str) -> tuple[str, ...]:
-    """The nodes or hosts of a cluster that stands."""
     return tuple((STATES / name / "nodes").read_text().split())
 
 
 def remove_cluster(name: str) -> None:
-    """Remove a cluster or hosts, or what there is of them."""
     script("down", "--name", name)
     shutil.rmtree(_place(name), ignore_errors=True)
 

@@ -45,12 +45,10 @@ exec unshare --mount /bin/sh -ec '
     exec chroot "$root" /usr/bin/env -C / "$@"
 ' sh "$@"
 """
-INSIDE = "/.image"
-"""The image, as a program in the container sees it."""
+INSIDE = "/.image"  # the image, as a program in the container sees it
 
 
 def stand_in(folder: Path, name: str = "apptainer") -> Path:
-    """Write the program into a folder, which is to come first on ``PATH``; return the folder."""
     needs("namespaces")
     folder.mkdir(exist_ok=True)
     path = folder / name

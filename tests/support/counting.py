@@ -10,7 +10,6 @@ from typing import Any
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Return how many functions a piece of work calls, those in C included."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:

@@ -10,12 +10,10 @@ from bundle.driver.state import State
 
 
 def displayed(state: State, capfd: pytest.CaptureFixture[str]) -> str:
-    """All that was printed for a job since the last call."""
     assert state.display.drain(60)
     return capfd.readouterr().out
 
 
 def noted(state: State, capfd: pytest.CaptureFixture[str]) -> str:
-    """The remarks among it, one a line."""
     events = map(json.loads, displayed(state, capfd).splitlines())
     return "\n".join(event["text"] for event in events if event["event"] == "note")

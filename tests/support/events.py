@@ -17,7 +17,6 @@ def record(event: str, **fields: Any) -> Record:
 
 
 def job_ends(**fields: Any) -> JobEnds:
-    """The last event of a job that failed, unless the fields say something else."""
     event = record("result", **{"ok": False, **fields}).event
     assert isinstance(event, JobEnds)
     return event

@@ -13,13 +13,11 @@ def mark(mark: str, text: str) -> str:
 
 
 def trace(closing: str, frame: str = "/home/you/train.py", before: str = "") -> str:
-    """Return a traceback, each line of it with a mark."""
     frames = f'  File "{frame}", line 1, in main\n    go()\n'
     return mark(before, f"Traceback (most recent call last):\n{frames}{closing}\n")
 
 
 def report(code: int = 1, local: int = 1) -> str:
-    """Return torchrun's line about a rank that failed."""
     where = "E1122 05:30:00.1 99 torch/distributed/elastic/x.py:1]"
     return f"{where} failed (exitcode: {code}) local_rank: {local} (pid: 7)\n"
 

@@ -108,8 +108,6 @@ LOGS = "%x.%j.%N.%t.out"
 
 
 class Told(NamedTuple):
-    """The first failure, in short."""
-
     node: str
     rank: int | None
     kind: str
@@ -122,8 +120,6 @@ def told(failure: Mapping[str, Any] | None) -> Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A directory from which programs that fail are run, with a bundle that is built."""
-
     bench: Bench
     bundle: Path
 
@@ -139,7 +135,6 @@ class Scene:
         return self.bench.start("run", *own, "--", "failing.py", *words)
 
     def finish(self, started: subprocess.Popen[str]) -> Said:
-        """Wait for the end of it; ranks may have said anything, tracebacks among it."""
         out, err = started.communicate(timeout=600)
         return Said(code=started.returncode, report=json.loads(out), talk=err)
 
@@ -180,7 +175,6 @@ class Scene:
 
 
 def make_scene(cluster: Cluster, project: Path, folder: Path, **env: str) -> Scene:
-    """A scene in a directory that all nodes see, with the bundle of a project that is built."""
     root, logs = folder / "place", folder / "logs"
     for made in (root, logs):
         made.mkdir(parents=True)
@@ -204,7 +198,6 @@ def mounted(cluster: Cluster, node: str, options: str) -> Iterator[None]:
 
 @contextmanager
 def remounted(cluster: Cluster, node: str, options: str, back: str) -> Iterator[None]:
-    """A node's ``/tmp`` with other options, for as long as the block runs."""
     cluster.on(node, ["mount", "-o", f"remount,{options}", "/tmp"])
     try:
         yield

@@ -64,10 +64,8 @@ FAILURES = {
     "assertion": ("AssertionError", 'assert CASE != "assertion"'),
     "nan": ("FloatingPointError", 'raise FloatingPointError(f"loss is NaN at step {step}")'),
 }
-"""The exception of each case, and the line of the program that it comes from."""
 
 
 def find_line(case: str) -> int:
-    """Return the number of the line at which a case fails."""
     text = FAILURES[case][1]
     return next(at for at, line in enumerate(TRAIN.splitlines(), 1) if text in line)

@@ -26,10 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def gated(program: Path, folder: Path, gate: Path, written: int = 1) -> Path:
-    """Return a program like ``node.pyz`` that stops in the middle of unpacking until a file exists.
-
-    Whatever a test does meanwhile is neither too early nor too late.
-    """
+    """Return a ``node.pyz`` that stops in the middle of unpacking until a file exists."""
     path = folder / "gated.py"
     path.write_text(_PROGRAM.format(program=str(program), gate=str(gate), written=written))
     return path

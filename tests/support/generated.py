@@ -19,7 +19,6 @@ _NUMBERS = (0, 1, 2, 3, 255, 10**9, 2**53)
 
 
 def generated(kind: type[_T], seed: int, **given: object) -> _T:
-    """Return a value of a dataclass; the same one for the same seed."""
     value: _T = _dataclass(kind, random.Random(seed), given)
     return value
 

@@ -11,7 +11,6 @@ CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Nov 30 
 def nvidia_smi(
     folder: Path, rows: str, listing: str = "", *, code: int = 0, body: str = ""
 ) -> Path:
-    """Write an ``nvidia-smi``."""
     path = folder / "nvidia-smi"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(

@@ -180,12 +180,9 @@ if __name__ == "__main__":
 
 
 class ProvokedHang(NamedTuple):
-    """The verdict that a hang must have."""
-
     kind: str
     rank: int | None
-    mark: str
-    """The comment at the line where the rank is; empty where no process can show it."""
+    mark: str  # the comment at the line where the rank is; empty where no process can show it
 
 
 HANGS = {

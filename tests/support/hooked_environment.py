@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,13 +18,9 @@ def make_environment(root: Path, *requirements: str, python: str = sys.executabl
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     if requirements:
-        has_uv = importlib.util.find_spec("uv") is not None
-        uv = [sys.executable, "-m", "uv"] if has_uv else [shutil.which("uv")]
-        if uv[0]:
-            argv = [*uv, "pip", "install", "--quiet", "--python", root / "bin" / "python"]
-        else:
-            argv = [sys.executable, "-m", "pip", "--python", root / "bin" / "python", "install"]
-        subprocess.run([*argv, *requirements], check=True, timeout=300)
+        argv = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
+        argv += ["--python", str(root / "bin" / "python"), *requirements]
+        subprocess.run(argv, check=True, timeout=300)
     for path, data in list_hook_files(packages.parent.name.removeprefix("python")).items():
         (root / path).write_bytes(data)
     return packages

@@ -1,8 +1,4 @@
-"""A hub on this machine's loopback that speaks the protocol of the real one, as far as it is used.
-
-What it offers is described by :class:`Repository`; the real ``huggingface_hub`` asks it when
-``HF_ENDPOINT`` is its address.
-"""
+"""A hub on the loopback that speaks the protocol of the real one, as far as it is used."""
 
 from __future__ import annotations
 
@@ -19,10 +15,8 @@ from urllib.parse import parse_qs, unquote
 
 from tests.support.index_server import run_server
 
-PATIENT = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
-"""Ten seconds each else, in which a busy machine need not let the hub of a test answer."""
-LARGE = 1 << 10
-"""Files of more bytes are in large file storage: the hub knows their sha256, and redirects."""
+PATIENT = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}  # else ten seconds
+LARGE = 1 << 10  # files of more bytes are in large file storage, with their sha256
 
 
 @dataclass(kw_only=True)
@@ -33,11 +27,10 @@ class Repository:
     card: dict[str, Any] = field(default_factory=dict)
     gated: bool = False
     tags: tuple[str, ...] = ()
+    # What the hub says about files, sends, and calls small ones, where that is not true.
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What the hub says about files, where that is not true."""
     served: dict[str, bytes] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
-    """The names that it gives to the contents of small files, where they are not true."""
 
     @property
     def commit(self) -> str:
@@ -50,13 +43,10 @@ class Repository:
 @dataclass(kw_only=True)
 class HubServer:
     repositories: list[Repository] = field(default_factory=list)
-    token: str = "hf_let-me-in-0123456789"
-    """The token that opens gated repositories."""
-    cut: set[str] = field(default_factory=set)
-    """Paths of files whose next answer ends in the middle."""
+    token: str = "hf_let-me-in-0123456789"  # the token that opens gated repositories
+    cut: set[str] = field(default_factory=set)  # files whose next answer ends in the middle
     port: int = 0
-    asked: list[str] = field(default_factory=list)
-    """Method and path of each request, with its Range."""
+    asked: list[str] = field(default_factory=list)  # method, path and Range of each request
 
     @property
     def url(self) -> str:
@@ -181,12 +171,8 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
                 blob = one.etags.get(path, blob)
                 self.content(one.served.get(path, data), {"ETag": f'"{blob}"'}, one)
                 return
-            headers = {
-                "X-Linked-Etag": f'"{digest}"',
-                "X-Linked-Size": str(len(data)),
-                "ETag": f'"{digest}"',
-                "Location": f"{hub.url}/storage/{digest}",
-            }
+            headers = {"ETag": f'"{digest}"', "X-Linked-Etag": f'"{digest}"'}
+            headers |= {"X-Linked-Size": str(len(data)), "Location": f"{hub.url}/storage/{digest}"}
             self.answer(302, b"", headers, one)
 
         def storage(self, digest: str) -> None:
@@ -223,13 +209,11 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
                 end = int(match[2]) + 1 if match[2] else len(data)
                 status, body = 206, data[start:end]
                 headers = {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
-            headers = {**headers, "Accept-Ranges": "bytes"}
+            length = len(body)
             if path in hub.cut and self.command == "GET":
                 hub.cut.discard(path)
-                self.answer(status, body, headers, one, length=len(body) // 2)
-                self.close_connection = True
-                return
-            self.answer(status, body, headers, one)
+                length, self.close_connection = length // 2, True
+            self.answer(status, body, {**headers, "Accept-Ranges": "bytes"}, one, length)
 
         def say(self, value: object) -> None:
             self.answer(200, json.dumps(value).encode())

@@ -14,8 +14,7 @@ from stager.diagnosis.failure import FirstFailure
 from stager.incidents.node_history import Incident, find_incidents
 from stager.logs.job_record import JobRecord
 
-ENDED = 1_800_000_000.0
-"""When these jobs ended."""
+ENDED = 1_800_000_000.0  # when these jobs ended
 FULL = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 1.4 GB, 0.2 GB are free"})
 LOST = Problem(
     ProblemCode.NO_ANSWER_NODE_FAILURE, "n2", {"phase": "launch", "log_dir": "/logs", "where": "n2"}
@@ -24,7 +23,6 @@ UNREACHED = Problem(ProblemCode.HEAD_SILENT, "10.0.0.1:61000", {"host": "n2", "s
 
 
 def problem(code: ProblemCode, where: str = "") -> Problem:
-    """A problem with whatever values its words need."""
     return Problem(code, where, dict.fromkeys(code.names, "x"))
 
 
@@ -56,7 +54,6 @@ def incidents_of(
     ended: float = ENDED,
     **job: Any,
 ) -> list[Incident]:
-    """What nodes are to blame for in a job that failed."""
     record = JobRecord()
     for event in _events(problems or {}, **{"ok": False, **job}):
         record.take(Record(event, time=ended))
@@ -64,10 +61,8 @@ def incidents_of(
 
 
 def rank_failure(kind: FailureClass, node: str = "n2", **changed: Any) -> FirstFailure:
-    """The failure of a rank, whose program has said something."""
-    return FirstFailure(
-        node=node, rank=1, exit_code=1, kind=kind, cause="token=geheim", hint="", **changed
-    )
+    said = {"cause": "token=geheim", "hint": "", **changed}
+    return FirstFailure(node=node, rank=1, exit_code=1, kind=kind, **said)
 
 
 def event_log(

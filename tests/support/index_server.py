@@ -18,17 +18,14 @@ from packaging.utils import canonicalize_name
 
 @dataclass(kw_only=True)
 class Index:
-    folder: Path
-    """The distribution files it offers, as they are at each request."""
+    folder: Path  # the distribution files it offers, as they are at each request
     user: str = ""
     password: str = ""
     hashes: bool = True
     lengths: bool = True
-    uploaded: Mapping[str, str] = field(default_factory=dict)
-    """When files were uploaded; if given, pages are JSON (PEP 691), as HTML has no place for it."""
+    uploaded: Mapping[str, str] = field(default_factory=dict)  # times; makes pages JSON (PEP 691)
     port: int = 0
-    asked: list[str] = field(default_factory=list)
-    """The paths asked for, in order, with the method."""
+    asked: list[str] = field(default_factory=list)  # the paths asked for, in order, with the method
 
     @property
     def url(self) -> str:
@@ -39,7 +36,6 @@ class Index:
         return f"http://{self.user}:{self.password}@127.0.0.1:{self.port}/simple"
 
     def page(self, name: str) -> str:
-        """The files of one project; nothing if there are none."""
         files = sorted(self.folder.iterdir())
         own = [file for file in files if canonicalize_name(file.name.split("-")[0]) == name]
         digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in own}
@@ -66,7 +62,6 @@ class Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def run_server(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Run a server on this machine's loopback until the block ends; yield its port."""
     server = Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -31,5 +31,4 @@ def other_pythons(minors: range = range(9, 20)) -> list[str]:
 
 
 _NONE = pytest.param("", marks=pytest.mark.skip(reason("each python", "there is only one here")))
-OTHERS = other_pythons() or [_NONE]
-"""Parameters for what runs for each of them."""
+OTHERS = other_pythons() or [_NONE]  # parameters for what runs for each of them

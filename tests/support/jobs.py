@@ -48,14 +48,10 @@ PLAIN = Job(
     python_hints=(),
     launch=LAUNCH,
 )
-"""A job on two nodes whose bundle is nowhere."""
 
 
 def launch_request(
-    node_rank: int = 1,
-    nodes: int = 3,
-    settings: GroupSettings | None = None,
-    **launch: Any,
+    node_rank: int = 1, nodes: int = 3, settings: GroupSettings | None = None, **launch: Any
 ) -> LaunchRequest:
     """What a node of job 42 is asked to start: two ranks, unless other settings are given."""
     names = tuple(f"hpc{number:02}" for number in range(7, 7 + nodes))
@@ -88,7 +84,6 @@ def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
 def ask(
     program: Path, phase: str, job: Job | dict[str, Any], **request: Any
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Exit status and events of an agent on ``local1`` that is asked for one phase."""
     told = job.to_json() if isinstance(job, Job) else job
     asked = {"v": 1, "job": told, "node": "local1", "node_rank": 0, "nodes_here": 1, **request}
     argv = [sys.executable, "-I", "-S", program, "agent", phase]
@@ -98,7 +93,6 @@ def ask(
 
 
 def driver_argv(program: Path, job: Job, *prefix: str) -> list[str]:
-    """The command line that drives a job."""
     file = Path(job.run_dir) / "job.json"
     file.write_text(json.dumps(job.to_json()))
     return [*prefix, sys.executable, "-I", "-S", str(program), "drive", str(file)]
@@ -107,7 +101,6 @@ def driver_argv(program: Path, job: Job, *prefix: str) -> list[str]:
 def drive(
     program: Path, job: Job, *prefix: str, **env: str
 ) -> tuple[int, list[dict[str, Any]], str]:
-    """Exit status, events and talk of a driven job."""
     done = run(driver_argv(program, job, *prefix), env={**os.environ, **env})
     assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr

@@ -23,18 +23,15 @@ REAL = pytest.mark.needs("data")
 
 
 def variables(**more: str) -> dict[str, str]:
-    """The environment of a rank: this checkout, and one thread."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    dropped = ("HF_", "GLOO_", "NCCL_", "PYTORCH_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
 
 
 def command(
     ranks: int, folder: Path, *arguments: str, options: Sequence[str] = (), program: str = ""
 ) -> list[str]:
-    """A command line that trains with so many ranks; 0 for a process without a launcher.
-
-    A program, if given, is run in the trainer's place.
-    """
+    """A command line that trains, or runs a program, with so many ranks; 0: without a launcher."""
     module = [*([program] if program else ["-m", "trainer"]), *arguments]
     if not ranks:
         return [sys.executable, *module]
@@ -46,10 +43,7 @@ def command(
 def train(
     ranks: int, folder: Path, *arguments: str, code: int = 0, more: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Train to the end in ``folder``, with ranks that have imported PyTorch before.
-
-    The exit status is 1 if any of several ranks failed.
-    """
+    """Train to the end with ranks that have imported PyTorch; 1 if any of several failed."""
     running = start(ranks, folder, *arguments, more=more)
     codes, output, errors = running.wait()
     assert (int(any(codes)) if len(codes) > 1 else codes[0]) == code, output + errors
@@ -63,7 +57,6 @@ def start(
     more: Mapping[str, str] | None = None,
     program: str = "",
 ) -> Running:
-    """Begin to train so; a program, if given, is run in the trainer's place."""
     pytest.importorskip("torch")
     hugging_face = "tiny-bert" in arguments
     if hugging_face:
@@ -87,12 +80,10 @@ def _warm_ranks(hugging_face: bool) -> WarmRanks:
 
 
 def metrics(out: Path) -> dict[str, Any]:
-    """What a run has written at its end."""
     return dict(json.loads((out / "metrics.json").read_text(encoding="utf-8")))
 
 
 def notes(out: Path) -> list[dict[str, Any]]:
-    """What a run has noted of its steps and epochs."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -107,5 +98,4 @@ def weights(out: Path, name: str = "model.pt") -> dict[str, Any]:
 
 
 def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two models are equal to the last bit."""
     return one.keys() == other.keys() and all(bool((one[key] == other[key]).all()) for key in one)

@@ -13,11 +13,7 @@ from stager.lock.pylock import Lock
 BOTH = pytest.mark.parametrize(
     "resolver", ["uv", pytest.param("pip-tools", marks=pytest.mark.full)]
 )
-"""Runs a test with each resolver; the fixture ``lock`` takes it."""
-UV_FIRST = pytest.mark.parametrize(
-    "resolver", ["uv", pytest.param("pip-tools", marks=pytest.mark.full)]
-)
-"""The same where pip-tools, which takes ten times as long, has a test of much the same beside."""
+UV_FIRST = BOTH  # where pip-tools, which takes ten times as long, has much the same test beside
 
 
 def versions(lock: Lock) -> dict[str, str]:

@@ -31,7 +31,6 @@ def plain_environment(folder: Path) -> dict[str, str]:
 
 
 def installed_by(tool: str, index: str, folder: Path, *names: str) -> list[str]:
-    """Install from an index and nothing else; returns the ``dist-info`` folders."""
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
     uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
     target = folder / f"by-{tool}"
@@ -55,16 +54,12 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 class _JsonHandler(_Handler):
-    """A server that was told to answer with the JSON form."""
-
     def send_head(self) -> Any:
-        """Answer with the form that pip and uv prefer, where there is one."""
         if self.path.endswith("/"):
             self.path += "index.json"
         return super().send_head()
 
     def guess_type(self, path: str | os.PathLike[str]) -> str:
-        """Name the type that PEP 691 has for it."""
         return JSON_TYPE if str(path).endswith(".json") else super().guess_type(path)
 
 

@@ -21,7 +21,6 @@ print(*sorted(mapped() - before - {getattr(module, "__file__", "")}), sep="\\n")
 
 
 def library_of(python: str, module: str) -> Path:
-    """The system's library that a module of a Python needs; the test is skipped without one."""
     argv = [python, "-I", "-S", "-c", _MAPPED, module]
     for line in run(argv).stdout.splitlines():
         if line.startswith(("/lib", "/usr/lib")) and "/python" not in line:
@@ -30,10 +29,7 @@ def library_of(python: str, module: str) -> Path:
 
 
 def changes(library: Path, scratch: Path) -> dict[str, Path]:
-    """The files to mount, by path, so that a library is not there, by any name.
-
-    Its folder is covered by one with links to all else, which is kept at another path.
-    """
+    """The files to mount, by path, over a folder with links to all but a library."""
     folder, kept, shown = library.parent, scratch / "kept", scratch / "shown"
     for made in (kept, shown):
         made.mkdir(parents=True)
@@ -44,7 +40,6 @@ def changes(library: Path, scratch: Path) -> dict[str, Path]:
 
 
 def without(library: Path, scratch: Path) -> list[str]:
-    """The beginning of a command line that runs where a library is not there."""
     pairs = changes(library, scratch).items()
     lines = [shlex.join(["mount", "--bind", str(other), path]) for path, other in pairs]
     return entering("-m", "\n".join(lines))

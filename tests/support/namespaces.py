@@ -13,19 +13,12 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def entering(flag: str, shell: str) -> list[str]:
-    """The beginning of a command line that runs in a namespace of its own."""
     needs("namespaces")
     return ["unshare", flag, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh"]
 
 
 def namespace(flag: str, shell: str, code: str) -> object:
-    """What ``code`` prints as JSON once ``shell`` has prepared the namespace.
-
-    Args:
-        flag: ``-m`` for mounts, ``-n`` for a network without any interface up, ``-mn`` for both.
-        shell: commands that prepare it; one that fails fails the test.
-        code: Python that may import ``bundle``; ``json`` and ``sys`` are imported already.
-    """
+    """What Python prints as JSON once ``shell`` has prepared a namespace (by unshare's flag)."""
     code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\n{code}"
     done = run([*entering(flag, shell), sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

@@ -11,10 +11,7 @@ from tests.support.requirements import REQUIREMENTS, reason
 
 
 def needs(*names: str) -> None:
-    """Skip the test unless these requirements are met; in CI, where they must be, fail instead.
-
-    The mark ``needs`` does the same before the fixtures of a test are made.
-    """
+    """Skip the test unless these requirements are met; in CI, where they must be, fail instead."""
     for name in names:
         missing = REQUIREMENTS[name].missing()
         if missing:

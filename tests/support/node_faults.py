@@ -27,7 +27,6 @@ sys.stdin.read()
 
 @contextmanager
 def listening(cluster: Cluster, node: str, first: int, end: int) -> Iterator[None]:
-    """Take some ports on a node."""
     argv = [*cluster.entering(node), sys.executable, "-c", LISTEN, str(first), str(end)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taking:
         assert taking.stdout is not None
@@ -53,7 +52,6 @@ def only_python(cluster: Cluster, node: str, shell: str, shared: Path) -> Iterat
 
 @contextmanager
 def full_disk(cluster: Cluster, node: str) -> Iterator[str]:
-    """Leave a megabyte in a node's ``/tmp``."""
     fields = ["df", "-B1", "--output=size,used", "/tmp"]
     size, used = cluster.on(node, fields).stdout.split()[-2:]
     with remounted(cluster, node, f"size={int(used) + (1 << 20)}", f"size={size}"):

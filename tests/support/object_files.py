@@ -1,4 +1,3 @@
 """Object files as small as they can be."""
 
 ELF = b"\x7fELF\x02\x01".ljust(40, b"\0") + (64).to_bytes(8, "little") + bytes(16)
-"""A complete one for a machine with 64-bit words, lowest byte first: a header and no sections."""

@@ -14,7 +14,6 @@ SEEN = MeasuredJob(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, un
 
 
 def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> MeasuredJob:
-    """A job on a cluster that takes so many times as long as is assumed."""
     where = Nodes(nodes, cpus=4)
     made = forecast_staging(WORK, where, relayed=changed.get("relayed", SEEN.relayed))
     seen = replace(

@@ -6,16 +6,14 @@ import collections
 import random
 import socket
 
-_MOST = 64
-"""Ports that are held at a time; the test of an older one has ended."""
+_MOST = 64  # ports that are held at a time; the test of an older one has ended
 _held: collections.deque[socket.socket] = collections.deque()
 
 
 def held_port() -> int:
-    """Return a free port of the loopback, and hold it for those who may share it.
+    """Return a free port of the loopback, and hold it from all but servers with SO_REUSEADDR.
 
-    The kernel gives it to no other socket that asks for any port, or connects to somewhere. A
-    server that sets SO_REUSEADDR, as each of PyTorch's does, can listen on it all the same.
+    PyTorch's set it. The kernel gives the port to no other socket that asks for any.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,9 +24,8 @@ def held_port() -> int:
     return int(held.getsockname()[1])
 
 
+# Below those that the kernel gives to whoever asks for any, such as a test beside this one.
 _BELOW = range(20_000, 28_000)
-"""Below those that the kernel gives to connections and to whoever asks for any port: it would give
-a port that is free again to another test, which may run beside this one."""
 
 
 def unused_port(address: str = "127.0.0.1") -> int:

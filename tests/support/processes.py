@@ -51,7 +51,6 @@ def living(*places: str | Path) -> list[str]:
 
 
 def command_lines() -> Iterator[tuple[int, bytes]]:
-    """The number and the command line of each process, a NUL byte after each word."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             yield int(entry.name), (entry / "cmdline").read_bytes()
@@ -66,15 +65,11 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and more than an entry in a table that nobody has looked at."""
     return stat_fields(pid)[:1] not in ([], ["Z"])
 
 
 def until(condition: Callable[[], bool], seconds: float = 600, *, pause: float = 0.1) -> bool:
-    """Whether something comes true in that time; it is looked at after each pause, in seconds.
-
-    The time is no more than a guard: a machine may be busy with other tests.
-    """
+    """Whether something comes true in that time, which is only a guard: a machine may be busy."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

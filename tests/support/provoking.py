@@ -23,11 +23,9 @@ from tests.support.processes import until
 from tests.support.wheelhouse import standard_set
 
 STAGER = str(Path(sys.executable).with_name("stager"))
-ROOT = f"tmp/stager-{os.geteuid()}"
-"""The node root, below a node's ``/``."""
+ROOT = f"tmp/stager-{os.geteuid()}"  # the node root, below a node's ``/``
 
-LARGE = 150 << 20
-"""Bytes of the large project's assets."""
+LARGE = 150 << 20  # bytes of the large project's assets
 
 PROGRAM = """\
 import atexit, os, pathlib, signal, sys, threading, time
@@ -93,7 +91,6 @@ class Said:
 
     @property
     def error(self) -> dict[str, str]:
-        """Why there is no report."""
         return dict(self.report["error"])
 
     @property
@@ -101,15 +98,12 @@ class Said:
         return dict(self.report["first_failure"])
 
     def problems(self, node: str) -> str:
-        """What ``verify`` says is wrong with a node."""
         (found,) = [one for one in self.report["nodes"] if one["node"] == node]
         return "\n".join(found["problems"])
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """A cluster, a project that is built, and a place for one test's logs."""
-
     cluster: Cluster
     root: Path
     logs: Path
@@ -131,7 +125,6 @@ class Bench:
         return Said(code=started.returncode, report=json.loads(out) if out else {}, talk=err)
 
     def stager(self, action: str, *arguments: str, seconds: float = 900) -> Said:
-        """Run ``stager`` to its end."""
         return self.finish(self.start(action, *arguments), seconds)
 
     def gate(self, command: str, pattern: str = "") -> Gate:
@@ -142,12 +135,8 @@ class Bench:
         return made
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the driver has told so far."""
-        lines = [
-            line
-            for path in self.logs.glob("events.*.jsonl")
-            for line in path.read_text().splitlines()
-        ]
+        paths = self.logs.glob("events.*.jsonl")
+        lines = [line for path in paths for line in path.read_text().splitlines()]
         found = [json.loads(line) for line in lines if line.endswith("}")]
         return [event for event in found if event["event"] == kind]
 
@@ -159,13 +148,11 @@ class Bench:
         return [line for path in found for line in path.read_text().splitlines()]
 
     def at_work(self, started: subprocess.Popen[str], ranks: int) -> None:
-        """Wait until so many ranks have begun."""
         if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks):
             os.killpg(started.pid, signal.SIGINT)
             pytest.fail(f"the ranks did not begin: {started.communicate(timeout=900)}")
 
     def place(self, node: str) -> Path:
-        """A node's root, seen from here."""
         return self.cluster.root(node) / ROOT
 
     def processes(self, node: str) -> dict[int, str]:
@@ -196,23 +183,15 @@ class Bench:
         return self.cluster.run(["squeue", "--noheader"]).stdout
 
     def left(self, *, killed: bool = False) -> list[str]:
-        """What must not stay: jobs, processes, pieces of files and half-made environments.
-
-        Args:
-            killed: whether agents were killed outright; their private directories stay then, for
-                `stager clean`.
-        """
+        """What must not stay; ``killed`` agents leave private directories, for `stager clean`."""
         found = self.queued().splitlines()
         for node in self.cluster.nodes:
             found += [f"{node} {line}" for line in self.processes(node).values()]
             place = self.place(node)
             with contextlib.suppress(FileNotFoundError):
-                found += [f"{node} {path}" for path in (place / "incoming").iterdir()]
-                jobs = (place / "jobs").iterdir()
-                found += [f"{node} {path}" for path in jobs if not killed]
-                found += [
-                    f"{node} {path}" for path in (place / "envs").iterdir() if not _whole(path)
-                ]
+                half = [path for path in place.glob("envs/*") if not _whole(path)]
+                jobs = [] if killed else place.glob("jobs/*")
+                found += [f"{node} {path}" for path in (*place.glob("incoming/*"), *jobs, *half)]
         return found
 
     def assert_clean(self, seconds: float = 900, *, killed: bool = False) -> None:
@@ -223,17 +202,13 @@ class Bench:
 
 @dataclass(frozen=True)
 class Gate:
-    """Holds one of Slurm's commands back where the driver starts it, then lets the real one run.
-
-    So a test breaks something between two of the driver's steps, and not a moment too early.
-    """
+    """Holds one of Slurm's commands back where the driver starts it, then lets the real one run."""
 
     folder: Path
     command: str
     pattern: str
 
     def __post_init__(self) -> None:
-        """Put a script before the real command."""
         self.folder.mkdir()
         script = self.folder / self.command
         script.write_text(f"""\
@@ -283,14 +258,9 @@ def build(
         f'[environment]\nrequirements = ["alpha"]\n{environment}{assets}'
         '[launch]\nlauncher = "srun"\nbackend = "gloo"\n'
     )
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
-        "HOME": str(home),
-        "OFFLINE_ROOT": str(offline),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(place / "wheelhouse"),
-        "PIP_CONFIG_FILE": os.devnull,
-    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    env |= {"HOME": str(home), "OFFLINE_ROOT": str(offline), "PIP_CONFIG_FILE": os.devnull}
+    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place / "wheelhouse")}
     done = processes.run([STAGER, "build", *options], cwd=root, env=env)
     assert done.returncode == 0, done.stderr
     return root
@@ -304,7 +274,6 @@ def empty_nodes(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def instead(cluster: Cluster, node: str, changed: Mapping[str, Path]) -> Iterator[None]:
-    """Show other files on one node, by path, for as long as the block runs."""
     put: list[str] = []
     try:
         for path, other in changed.items():
@@ -317,7 +286,6 @@ def instead(cluster: Cluster, node: str, changed: Mapping[str, Path]) -> Iterato
 
 
 def _whole(environment: Path) -> bool:
-    """Whether an environment has all that is written last."""
     last = (environment / "pyvenv.cfg", environment / STATE / "manifest.json")
     return all(path.exists() for path in last)
 
@@ -335,13 +303,11 @@ def large_project(cluster: Cluster, zstandard_wheel: Path) -> Path:
 
 @pytest.fixture
 def bench(cluster: Cluster, small_project: Path, shared: Path) -> Bench:
-    """The small project, on nodes that have nothing of it."""
     return bench_for(cluster, small_project, shared)
 
 
 @pytest.fixture
 def large_bench(cluster: Cluster, large_project: Path, shared: Path) -> Bench:
-    """The large project, on nodes that have nothing of it."""
     return bench_for(cluster, large_project, shared)
 
 

@@ -25,8 +25,6 @@ def at_addresses(addresses: Sequence[tuple[str, int]], position: int) -> RelayCa
 
 
 class Nodes:
-    """A source and nodes that relay its file."""
-
     def __init__(self, folder: Path, size: int, directory: Directory | None = None) -> None:
         self.folder, self.size = folder, size
         self.token = secrets.token_bytes(32)
@@ -42,7 +40,6 @@ class Nodes:
         return self.folder / str(place)
 
     def add(self, *, address: str = "127.0.0.1", directory: Directory | None = None) -> None:
-        """Start the source, or a node."""
         number = len(self.relays)
         handle = os.open(self.path(number), os.O_RDWR | os.O_CREAT)
         listener = listen(address)
@@ -65,11 +62,9 @@ class Nodes:
         return self.path(place).stat().st_size
 
     def is_whole(self, place: int) -> bool:
-        """Whether the file of a node is the source's."""
         return hashlib.sha256(self.path(place).read_bytes()).hexdigest() == self.digest
 
     def assert_whole(self, place: int) -> RelayOutcome:
-        """Check that a node gets the file; return its outcome."""
         outcome = self.relays[place].outcome()
         assert outcome.failure == ""
         assert self.is_whole(place)

@@ -16,24 +16,15 @@ from bundle.driver.transports.liveness import Liveness
 from bundle.driver.transports.phase_run import PhaseAnswers, PhaseRun
 from bundle.driver.transports.transport import Event, Requests
 
-WELL = "well"
-"""An agent that does all ..."""
-FAILING = "failing"
-"""... that reports that the file did not come ..."""
-MUTE = "mute"
-"""... that does not even listen ..."""
-LATE = "late"
-"""... that listens when the others have begun ..."""
-FALLS_SILENT = "falls-silent"
-"""... that listens, and says nothing more ..."""
-KILLED = "killed"
-"""... that listens, and is killed when the relay begins ..."""
-SLOW = "slow "
-"""... that sends heartbeats, and has the file once another file is there, whose path follows ..."""
-GIVES_UP = "gives-up "
-"""... that reports that the file did not come once another file is there, whose path follows ..."""
-REPORTING = "reporting"
-"""... that is well, and sends heartbeats ever since it listens."""
+WELL = "well"  # an agent that does all ...
+FAILING = "failing"  # ... that reports that the file did not come ...
+MUTE = "mute"  # ... that does not even listen ...
+LATE = "late"  # ... that listens when the others have begun ...
+FALLS_SILENT = "falls-silent"  # ... that listens, and says nothing more ...
+KILLED = "killed"  # ... that listens, and is killed when the relay begins ...
+SLOW = "slow "  # ... that sends heartbeats, and has the file once the one that follows is there ...
+GIVES_UP = "gives-up "  # ... that reports that the file did not come, then ...
+REPORTING = "reporting"  # ... that is well, and sends heartbeats ever since it listens
 _REPO = Path(__file__).resolve().parents[2]
 _SRUN = """\
 import json, os, sys, threading, time

@@ -16,18 +16,13 @@ _WEAK = 2
 
 @dataclass(frozen=True, kw_only=True)
 class SharedObject:
-    """What a library asks the dynamic loader for."""
-
     versions: Mapping[str, Sequence[str]]
     """The versions of symbols that it needs, by library: ``{"libc.so.6": ["GLIBC_2.17"]}``."""
-    weak: bool = False
-    """True for versions that it can do without."""
-    needed: Sequence[str] = ()
-    """Further libraries that it needs."""
+    weak: bool = False  # True for versions that it can do without
+    needed: Sequence[str] = ()  # further libraries that it needs
     machine: int = X86_64
 
     def data(self) -> bytes:
-        """Return the file: all tables in one segment, and no symbols."""
         strings = _Strings()
         needed = [strings.at(name) for name in (*self.versions, *self.needed)]
         needs = self._needs(strings)
@@ -56,7 +51,6 @@ class SharedObject:
         return header + segments + body + table
 
     def _needs(self, strings: _Strings) -> bytes:
-        """Return the content of ``.gnu.version_r``."""
         blocks = []
         for library, versions in self.versions.items():
             entries = []
@@ -79,7 +73,6 @@ class _Strings:
         self.data = b"\0"
 
     def at(self, text: str) -> int:
-        """Return the place of a string, which is added."""
         place = len(self.data)
         self.data += text.encode() + b"\0"
         return place

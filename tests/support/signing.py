@@ -31,12 +31,10 @@ class Key:
         return " ".join(self.private.with_suffix(".pub").read_text().split()[:2])
 
     def sign(self, text: str, namespace: str = NAMESPACE) -> str:
-        """Sign a text without any code of ours."""
         argv = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(self.private)]
         return subprocess.run(argv, input=text, capture_output=True, text=True, check=True).stdout
 
     def trusted(self, bundle_id: str, options: str = "") -> Trust:
-        """What a job has whose bundle alice has signed with this key."""
         return Trust(
             signers=f"{ALICE} {options} {self.public}\n",
             signer=ALICE,
@@ -87,19 +85,16 @@ def begun_in_time(folder: Path, key: Key, begin: Callable[[], T | None]) -> T:
 
 
 def requiring(config: Config, signers: Path) -> Config:
-    """Return settings that require a signature of one of these."""
     return replace(config, trust=TrustConfig(allowed_signers=signers, require=True))
 
 
 @pytest.fixture(scope="session")
 def alice(tmp_path_factory: pytest.TempPathFactory) -> Key:
-    """The key of somebody who may sign."""
     needs("ssh-keygen")
     return make_key(tmp_path_factory.mktemp("alice"), "alice")
 
 
 @pytest.fixture(scope="session")
 def mallory(tmp_path_factory: pytest.TempPathFactory) -> Key:
-    """The key of somebody who may not."""
     needs("ssh-keygen")
     return make_key(tmp_path_factory.mktemp("mallory"), "mallory")

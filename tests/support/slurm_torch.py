@@ -13,8 +13,7 @@ from tests.support import processes
 from tests.support.cluster import Cluster
 from tests.support.torch_project import STAGER, Ran, TorchProject
 
-PATIENCE = 1000.0
-"""Seconds after which a job is taken to hang; on a busy machine it takes minutes."""
+PATIENCE = 1000.0  # seconds after which a job is taken to hang; on a busy machine it takes minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +23,17 @@ class SlurmRan(Ran):
         return str(self.report["job_id"])
 
     def files(self) -> list[Path]:
-        """The logs of the ranks, in no order."""
         return list(self.logs.glob(f"*.{self.id}.node*.out"))
 
     def lines(self) -> list[str]:
         return [line for path in self.files() for line in path.read_text().splitlines()]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the far side told of one kind."""
         text = (self.logs / f"events.{self.id}.jsonl").read_text()
         found = [json.loads(line) for line in text.splitlines()]
         return [event for event in found if event["event"] == kind]
 
     def ranks(self) -> list[str]:
-        """The lines in which the ranks name themselves, sorted."""
         return sorted(line for line in self.lines() if line.startswith("[RANK "))
 
 
@@ -45,11 +41,9 @@ class SlurmRan(Ran):
 class SlurmTorch:
     """A built project, the cluster that its jobs run on, and a directory that all nodes see."""
 
-    project: TorchProject
-    """The project; its bundle lies where all nodes see it."""
+    project: TorchProject  # the project; its bundle lies where all nodes see it
     cluster: Cluster
-    work: Path
-    """Where this test's jobs are started from; ``logs`` in it gets the logs."""
+    work: Path  # where this test's jobs are started from; ``logs`` in it gets the logs
 
     @property
     def env(self) -> dict[str, str]:
@@ -67,17 +61,13 @@ class SlurmTorch:
     def job(
         self, action: str, *arguments: str | Path, env: Mapping[str, str] | None = None
     ) -> SlurmRan:
-        """Do a job to its end, with further variables."""
-        variables = {**self.env, **(env or {})}
-        argv = self.argv(action, *arguments)
+        argv, variables = self.argv(action, *arguments), {**self.env, **(env or {})}
         done = processes.run(argv, cwd=self.work, env=variables, seconds=PATIENCE)
         return SlurmRan.of(done, self.work / "logs")
 
     def start(self, action: str, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Start a job as a shell would, in a process group of its own."""
         return processes.start(self.argv(action, *arguments), cwd=self.work, env=self.env)
 
     def clean(self) -> None:
-        """Take every environment off the nodes, so that the next job begins from nothing."""
         for node in self.cluster.nodes:
             self.cluster.on(node, ["sh", "-c", "rm -rf /tmp/stager-*"])

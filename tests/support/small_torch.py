@@ -30,7 +30,6 @@ def main():
 if __name__ == "__main__":
     sys.exit(main())
 """
-"""A stand-in for torchrun: it starts ranks and waits for them."""
 TORCH = {
     "torch/__init__.py": "__version__ = '2.13.0'\n",
     "torch/distributed/__init__.py": "",
@@ -45,7 +44,6 @@ TORCH = {
 
 
 def with_small_torch(project: Project, program: str, more: str = "") -> Project:
-    """The project with this torch and a program, and more settings of its launch; built."""
     make_wheel(project.root.parent / "wheelhouse", "torch", "2.13.0", files=TORCH)
     (project.root / "train.py").write_text(program)
     launch = f'torch-backend = "none"\n[launch]\nbackend = "gloo"\n{more}'

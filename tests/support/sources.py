@@ -58,11 +58,7 @@ def make_sdist(
 
 
 def build_native_wheel(folder: Path, source: Path) -> Path:
-    """Compile a C extension ``native_ext`` with gcc, by pip and the installed setuptools.
-
-    Its ``answer()`` returns 42, and its tag is this interpreter's and this machine's. The test is
-    skipped where there is no compiler.
-    """
+    """Compile a C extension ``native_ext``, whose ``answer()`` is 42; skip without gcc."""
     needs("compiler")
     source.mkdir(parents=True)
     (source / "native_ext.c").write_text(_NATIVE_C)
@@ -80,10 +76,7 @@ def build_native_wheel(folder: Path, source: Path) -> Path:
 
 
 def repack_installed(folder: Path, name: str) -> Path:
-    """Make a wheel of a pure distribution installed here, so that no index is needed for it.
-
-    Building an sdist asks the index for setuptools; a test's index is a folder of wheels.
-    """
+    """Make a wheel of a pure distribution installed here, so that no index is needed for it."""
     found = importlib.metadata.distribution(name)
     members = []
     for file in found.files or ():
@@ -143,7 +136,6 @@ def own_sdist(folder: Path, name: str, fault: str = "") -> Path:
 
 
 def git_commit(folder: Path) -> str:
-    """Commit all files of a folder on its branch ``main``, and return the commit."""
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     if not (folder / ".git").is_dir():
         subprocess.run([*git, "init", "-q", "-b", "main"], check=True)

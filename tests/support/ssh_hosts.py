@@ -25,7 +25,6 @@ class SshHosts(Hosts):
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes ``ssh`` read the configuration of these hosts."""
         return {**os.environ, "PATH": f"{self.state_dir / 'bin'}:{os.environ['PATH']}"}
 
     def stager(self, *arguments: str, folder: Path, timeout: float = 900) -> Said:
@@ -34,7 +33,6 @@ class SshHosts(Hosts):
     def start(
         self, *arguments: str, folder: Path, before: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """Start the command line as a shell's job, which Ctrl-C reaches as a whole."""
         argv = [*before, *STAGER, arguments[0], "--json", *arguments[1:]]
         return processes.start(argv, cwd=folder, env=self.env)
 
@@ -47,7 +45,6 @@ class SshHosts(Hosts):
         return Said(code=started.returncode, report=json.loads(out or "{}"), talk=err)
 
     def clean(self, listed: str, folder: Path) -> None:
-        """Take the environments off hosts that are listed so."""
         done = self.stager("clean", "--nodes-only", "--all", "--hosts", listed, folder=folder)
         assert done.code == 0, done.talk
 
@@ -63,7 +60,6 @@ class SshHosts(Hosts):
         return min(found, key=lambda path: path.stat().st_mtime)
 
     def agents(self, node: str) -> list[str]:
-        """The command lines of what a job runs on a host."""
         lines = self.on(node, "ps", "-ww", "-eo", "args").splitlines()
         return [line for line in lines if "agent " in line or "train.py" in line]
 
@@ -95,7 +91,6 @@ class SshHosts(Hosts):
             self.on(node, "kill", "-CONT", number)
 
     def clients(self) -> list[str]:
-        """The command lines of ``ssh`` that run here for these hosts."""
         return [line for line in living(self.state_dir / "ssh_config") if "/ssh -F " in line]
 
     def restore(self) -> None:
@@ -103,7 +98,6 @@ class SshHosts(Hosts):
 
     @contextmanager
     def changed(self, file: Path, text: str) -> Iterator[None]:
-        """Let a file have another content while the block runs."""
         before = file.read_text()
         file.write_text(text)
         try:
@@ -113,7 +107,6 @@ class SshHosts(Hosts):
 
 
 def at_work(hosts: SshHosts, *nodes: str) -> bool:
-    """Whether a rank runs on each of the hosts."""
     return all(any("train.py sleep" in line for line in hosts.agents(node)) for node in nodes)
 
 
@@ -127,5 +120,4 @@ def start_sleeping(hosts: SshHosts, project: Path, *options: str) -> subprocess.
 
 
 def words(problems: Sequence[str]) -> str:
-    """All that is said of some problems."""
     return "; ".join(problems)

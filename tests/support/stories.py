@@ -47,7 +47,6 @@ if rank == 1 and "fail" in sys.argv:
 
 
 def trainable(project: Project) -> Project:
-    """The project with a launcher in the place of PyTorch's, built."""
     files = {**TORCH, "torch/__init__.py": ""}
     make_wheel(project.root.parent / "wheelhouse", "torch", "2.0", files=files)
     more = 'torch-backend = "none"\n[project]\nname = "demo"\noutputs = ["out"]\n'
@@ -58,7 +57,6 @@ def trainable(project: Project) -> Project:
 
 
 def ran(project: Project, *words: str, nodes: int = 2) -> dict[str, Any]:
-    """What ``stager run`` reports of a real job, whose logs are in ``logs`` beside the project."""
     logs = project.root.parent / "logs"
     argv = ["run", "--json", "--allocation", "local", "--nodes", str(nodes)]
     argv += ["--nproc-per-node", "2"]
@@ -72,12 +70,10 @@ def running(project: Project) -> Iterator[None]:
     """A real job whose ranks run as long as the block does; Ctrl-C ends it."""
     logs = project.root.parent / "logs"
     argv = [*STAGER, "run", "--allocation", "local", "--nodes", "2", "--log-dir", str(logs)]
+    argv += ["--", "train.py", "sleep"]
+    silent, place = subprocess.DEVNULL, project.root
     started = subprocess.Popen(
-        [*argv, "--", "train.py", "sleep"],
-        cwd=project.root,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        argv, cwd=place, stdout=silent, stderr=silent, start_new_session=True
     )
     try:
         assert until(lambda: len(list(logs.glob("*.out"))) == 2 and _ranks(logs) == 2)
@@ -92,7 +88,6 @@ def _ranks(logs: Path) -> int:
 
 
 def reported(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``stager report`` on those logs."""
     logs = project.root.parent / "logs"
     return project.stager("report", "--log-dir", str(logs), *arguments)
 
@@ -110,14 +105,12 @@ class Told:
     lines: list[str] = field(default_factory=list)
 
     def say(self, kind: str, after: float = 0.0, **fields: Any) -> Told:
-        """An event, some seconds after the one before."""
         self.clock = round(self.clock + after, 3)
         event = {"v": 1, "job_id": self.job_id, "time": self.clock, "event": kind, **fields}
         self.lines.append(json.dumps(event))
         return self
 
     def phase(self, name: str, seconds: float, nodes: list[str], **fields: Any) -> Told:
-        """A whole phase: all nodes answer at its end."""
         self.say("begin", phase=name)
         self.clock += seconds
         for node in nodes:
@@ -158,10 +151,8 @@ def went_well(folder: Path, nodes: list[str], **result: Any) -> Told:
     return told.say("result", world_size=2 * len(nodes), backend="gloo", **{**ending, **result})
 
 
-HOSTILE = (
-    """<script>alert('x')</script>"><img src=x onerror=alert(1)>&lt;b&gt;\x1b[31m\x00\u202e\ud83c"""
-)
-"""What must never be more than text."""
+HOSTILE = """<script>alert('x')</script>"><img src=x onerror=alert(1)>&lt;b&gt;"""
+HOSTILE += "\x1b[31m\x00\u202e\ud83c"
 LONG = "/very/long/" + "path-without-a-place-to-break/" * 6
 
 
@@ -214,11 +205,7 @@ class Element:
 
 
 class Parsed(HTMLParser):
-    """A page as a parser sees it, which has to be well nested.
-
-    Attributes:
-        elements: all of them, in order.
-    """
+    """A page as a parser sees it, which has to be well nested; ``elements`` in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -245,29 +232,23 @@ class Parsed(HTMLParser):
 
     @property
     def title(self) -> str:
-        """What a browser shows above the page; bars have titles, too."""
         return self.all("title")[0].text
 
     def all(self, name: str, **given: str) -> list[Element]:
         """The elements of a name that have these attributes; ``class_`` is one of its words."""
-        return [
-            one
-            for one in self.elements
-            if one.name == name
-            and all(
-                value in one.given.get("class", "").split()
-                if key == "class_"
-                else one.given.get(key.replace("_", "-")) == value
-                for key, value in given.items()
-            )
-        ]
+
+        def fits(one: Element, key: str, value: str) -> bool:
+            if key == "class_":
+                return value in one.given.get("class", "").split()
+            return one.given.get(key.replace("_", "-")) == value
+
+        named = [one for one in self.elements if one.name == name]
+        return [one for one in named if all(fits(one, *pair) for pair in given.items())]
 
     def text(self, name: str, **given: str) -> str:
         (one,) = self.all(name, **given)
         return one.text
 
     def facts(self) -> dict[str, str]:
-        """Terms and what is said of them."""
-        return {
-            term.text: told.text for term, told in zip(self.all("dt"), self.all("dd"), strict=True)
-        }
+        pairs = zip(self.all("dt"), self.all("dd"), strict=True)
+        return {term.text: told.text for term, told in pairs}

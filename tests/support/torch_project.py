@@ -19,8 +19,7 @@ import pytest
 
 from tests.support.processes import Done, living, run, start
 
-STAGER = str(Path(sys.executable).with_name("stager"))
-"""The installed program, as a user runs it."""
+STAGER = str(Path(sys.executable).with_name("stager"))  # the installed program, as a user runs it
 REQUIREMENTS = ("torch==2.13.0", "numpy", "transformers", "datasets", "accelerate")
 SETTINGS = f"""\
 [environment]
@@ -46,14 +45,12 @@ print(f"[RANK {dist.get_rank()}] WORLD_SIZE={dist.get_world_size()}", flush=True
 print("sum of ranks:", rank.item(), "arguments:", sys.argv[1:], flush=True)
 dist.destroy_process_group()
 """
+# What of the caller's variables the project's commands see, by their beginnings.
 PASSED_ON = ("PATH", "LANG", "LC_", "TMPDIR", "TZ", "SSL_", "REQUESTS_CA", "UV_", "CI")
-"""What of the caller's variables the project's commands see, by their beginnings."""
 PASSED_ON += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-PLACES = Path("/var/tmp")
-"""Where it is built: the nodes of a cluster on this machine have a ``/tmp`` of their own."""
+PLACES = Path("/var/tmp")  # the nodes of a cluster on this machine have a ``/tmp`` of their own
 _PREFIX = "stager-torch-"
-COMMON = os.environ.get("STAGER_TEST_SHARED")
-"""A directory that test processes have in common; read now, as tests do not see such variables."""
+COMMON = os.environ.get("STAGER_TEST_SHARED")  # a directory that test processes have in common
 
 
 R = TypeVar("R", bound="Ran")
@@ -62,14 +59,12 @@ R = TypeVar("R", bound="Ran")
 @dataclass(frozen=True, kw_only=True)
 class Ran:
     code: int
-    report: dict[str, Any]
-    """The JSON object that it printed, and nothing else."""
+    report: dict[str, Any]  # the JSON object that it printed, and nothing else
     stderr: str
     logs: Path
 
     @classmethod
     def of(cls: type[R], done: Done, logs: Path) -> R:
-        """Read what it printed."""
         try:
             report = json.loads(done.stdout)
         except ValueError:
@@ -77,24 +72,19 @@ class Ran:
         return cls(code=done.returncode, report=report, stderr=done.stderr, logs=logs)
 
     def log(self, node: str) -> str:
-        """The logs of a node's ranks, one after the other."""
         found = self.logs.glob(f"*.{self.report['job_id']}.{node}.*.out")
         paths = sorted(found, key=lambda path: int(path.name.split(".")[-2]))
         assert paths, f"{node} has no log"
         return "".join(path.read_text() for path in paths)
 
     def output(self) -> list[str]:
-        """The lines of all nodes' logs."""
         return [line for node in self.report["nodes"] for line in self.log(node).splitlines()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchProject:
-    """The project's folder, what it was built into, and the variables of its commands."""
-
     root: Path
-    nodes: Path
-    """The directory that holds the node roots."""
+    nodes: Path  # the directory that holds the node roots
     env: Mapping[str, str]
     bundle: Path
     bundle_id: str
@@ -106,7 +96,6 @@ class TorchProject:
         env: Mapping[str, str] | None = None,
         timeout: float = 900,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command line, in the project's folder unless another is given."""
         variables = {**self.env, **(env or {})}
         return run([STAGER, *arguments], cwd=cwd or self.root, env=variables, seconds=timeout)
 
@@ -118,27 +107,21 @@ class TorchProject:
         env: Mapping[str, str] | None = None,
         bundle: Path | None = None,
     ) -> Ran:
-        """Run ``verify`` or ``run`` on the bundle, from a directory that gets ``logs``.
-
-        Scripts lie in that directory and not in the project: the bundle stays what it is.
-        """
+        """Run ``verify`` or ``run`` on the bundle, from a directory that gets ``logs``."""
         options = ["--json", "--log-dir", cwd / "logs", "--bundle", bundle or self.bundle]
-        if not {"--allocation"} & set(arguments):
-            options += ["--allocation", "local"]
-        if not {"--nodes"} & set(arguments):
-            options += ["--nodes", "2"]
-        if action == "run" and not {"--nproc-per-node"} & set(arguments):
-            options += ["--nproc-per-node", "2"]
+        defaults = {"--allocation": "local", "--nodes": "2"}
+        if action == "run":
+            defaults["--nproc-per-node"] = "2"
+        for name in defaults.keys() - {*arguments}:
+            options += [name, defaults[name]]
         done = self.stager(action, *options, *arguments, cwd=cwd, env=env)
         return Ran.of(done, cwd / "logs")
 
     def run(self, script: str, *arguments: str, cwd: Path, options: tuple[str, ...] = ()) -> Ran:
-        """Run a program, given as its text, on two nodes with two ranks each."""
         (cwd / "script.py").write_text(script)
         return self.job("run", *options, "--", "script.py", *arguments, cwd=cwd)
 
     def start(self, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
-        """Start the command line as a shell would: in the foreground process group of its own."""
         return start([STAGER, *arguments], cwd=cwd, env=self.env)
 
     def left_over(self) -> list[str]:
@@ -176,24 +159,15 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
             done = run(argv, cwd=base / "project", env=env, seconds=1800)
             assert done.returncode == 0, done.stderr
         made = json.loads(done.stdout)
-        yield TorchProject(
-            root=base / "project",
-            nodes=nodes,
-            env=env,
-            bundle=Path(made["bundle"]),
-            bundle_id=made["id"],
-        )
+        bundle = {"bundle": Path(made["bundle"]), "bundle_id": made["id"]}
+        yield TorchProject(root=base / "project", nodes=nodes, env=env, **bundle)
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _built_once(base: Path) -> Iterator[None]:
-    """Let the first of the test processes that run side by side build, and the others copy that.
-
-    Each has copies, as tests may harm theirs. The others build as well, and find that it was done:
-    the lock, the wheels, the layers, the bundle and the proof are there.
-    """
+    """Let the first of the test processes that run side by side build, and the others copy that."""
     if not COMMON:
         yield
         return

@@ -6,7 +6,6 @@ from stager.layers.tree import Tree
 
 
 def write(root: Path, *names: str) -> None:
-    """Make files below a folder, each with its own name in it."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"content of {Path(name).name}\n")

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 
 from tests.support.needs import lacks, needs
 
-GROUP = 52341
-"""A group that the users of a test share."""
-_READ = "-all,+dac_read_search"
-"""Lets them read everything, as the interpreter may lie in root's home; writing is as ever."""
+GROUP = 52341  # a group that the users of a test share
+_READ = "-all,+dac_read_search"  # the interpreter may lie in root's home; writing is as ever
 
 
 def as_user(user: int, argv: Sequence[str], *, group: int = GROUP) -> list[str]:

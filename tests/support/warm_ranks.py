@@ -1,9 +1,4 @@
-"""Programs that begin at once: forks of one process that has done their imports.
-
-Importing PyTorch takes a rank of the trainer seconds of processor time, and a test trains for less.
-Torchrun's own way is tested where it matters: with its restarts, with hand-made launches, in jobs.
-A command of ``stager`` imports for longer than it works on a small project.
-"""
+"""Programs that begin at once: forks of one process that has done their imports (seconds each)."""
 
 from __future__ import annotations
 
@@ -30,24 +25,18 @@ from tests.support.ports import held_port
 
 _PAUSE_SECONDS = 0.02
 _MOST_SECONDS = 1000.0
-_GRACE_SECONDS = 120.0
-"""Time that other ranks get to notice that one has failed."""
+_GRACE_SECONDS = 120.0  # time that other ranks get to notice that one has failed
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process of a launch."""
-
     env: dict[str, str]
-    program: str = ""
-    """The Python file or the module that it runs; the trainer where it is empty."""
-    network: str = ""
-    """The file of its network namespace; this machine's where it is empty."""
+    program: str = ""  # the Python file or the module that it runs; the trainer where it is empty
+    network: str = ""  # the file of its network namespace; this machine's where it is empty
 
 
-Launch = dict[str, Any]
-"""What the process that is forked from is told: the ranks, their words, and where they are."""
+Launch = dict[str, Any]  # the ranks, their words, and where they are
 
 
 class Running:
@@ -60,10 +49,8 @@ class Running:
         server.stdin.write(json.dumps(launch) + "\n")
         server.stdin.flush()
         self.pids: list[int] = json.loads(self._answers.readline())
-        """The process of each rank, which is no other's before :meth:`wait` has returned."""
 
     def has_ended(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
         return bool(select.select([self._answers], [], [], 0)[0])
 
     def signal(self, number: int) -> None:
@@ -118,10 +105,7 @@ def as_torchrun_does(count: int, env: Mapping[str, str]) -> list[Rank]:
 
 
 def _serve() -> None:
-    """Serve launches, one a line: answer with the processes, then with their exit statuses.
-
-    A rank leaves by SystemExit.
-    """
+    """Serve launches, one a line: answer with the processes, then with their exit statuses."""
     for line in sys.stdin:
         launch = json.loads(line)
         ranks = [_forked(launch, Rank(**rank)) for rank in launch["ranks"]]
@@ -130,7 +114,6 @@ def _serve() -> None:
 
 
 def _forked(launch: Launch, rank: Rank) -> int:
-    """Fork a rank and return its process id; the rank itself runs its program and exits."""
     process = os.fork()
     if process:
         return process

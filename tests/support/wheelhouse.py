@@ -28,12 +28,9 @@ Content = bytes | str
 @dataclass(frozen=True, kw_only=True)
 class Member:
     name: str
-    data: bytes
-    """Its bytes; a link's target for a link."""
-    attributes: int = REGULAR
-    """The zip's external attributes: the file type and mode, shifted as Unix writers do."""
-    method: int = zipfile.ZIP_DEFLATED
-    """How it is compressed."""
+    data: bytes  # its bytes; a link's target for a link
+    attributes: int = REGULAR  # the zip's: the file type and mode, shifted as Unix writers do
+    method: int = zipfile.ZIP_DEFLATED  # how it is compressed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +38,10 @@ class Parts:
     """A wheel before it becomes a file."""
 
     filename: str
-    dist_info: str
-    """The name of its ``.dist-info`` directory."""
-    members: tuple[Member, ...]
-    """Everything but RECORD."""
+    dist_info: str  # the name of its ``.dist-info`` directory
+    members: tuple[Member, ...]  # everything but RECORD
 
     def with_members(self, *more: Member) -> Parts:
-        """The same wheel with further members, which RECORD will list too."""
         return replace(self, members=(*self.members, *more))
 
     def record(self, algorithm: str = "sha256") -> list[list[str]]:
@@ -79,20 +73,7 @@ def parts(
     metadata_extra: str = "",
     spelled: str | None = None,
 ) -> Parts:
-    """A correct wheel's parts.
-
-    Args:
-        name: the project's name, as METADATA shows it.
-        version: of the project.
-        files: path in site-packages to content; one module that says its version by default.
-        requires: ``Requires-Dist`` values.
-        entry_points: the text of ``entry_points.txt``; empty for none.
-        scripts: file name to content, under ``.data/scripts``.
-        data: ``scheme/path`` to content, under ``.data``.
-        tag: the wheel's tag.
-        metadata_extra: further METADATA lines.
-        spelled: the name in the file name and in ``.dist-info``, if not the normalized one.
-    """
+    """A correct wheel's parts; ``data`` is by ``scheme/path``, ``spelled`` for file names."""
     stem = f"{spelled or escaped(name)}-{version}"
     info = f"{stem}.dist-info"
     if files is None:
@@ -116,7 +97,6 @@ def parts(
 
 
 def make_wheel(folder: Path, name: str, version: str = "1.0", **options: object) -> Path:
-    """Write a correct wheel into a folder; the options are those of :func:`parts`."""
     return parts(name, version, **options).write(folder)  # type: ignore[arg-type]
 
 
@@ -145,7 +125,24 @@ def without_compression(folder: Path) -> None:
                 archive.writestr(info, data, zipfile.ZIP_STORED)
 
 
+def escaped(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def as_bytes(content: Content) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _hash(data: bytes, algorithm: str = "sha256") -> str:
+    digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=")
+    return f"{algorithm}={digest.decode()}"
+
+
 # --- wheels that are wrong in one way ------------------------------------------------------------
+
+
+_BAD, _GHOST = parts("bad"), ["bad/ghost.py", _hash(b""), "0"]
+_EXTRA = Member(name="bad/extra.py", data=b"X = 1\n")
 
 
 def truncated(folder: Path) -> Path:
@@ -156,17 +153,16 @@ def truncated(folder: Path) -> Path:
 
 
 def _no_record(folder: Path) -> Path:
-    base = parts("bad")
-    return write_zip(folder / base.filename, base.members)
+    return write_zip(folder / _BAD.filename, _BAD.members)
 
 
 def _in_first_row(column: int, change: Callable[[str], str]) -> Callable[[Path], Path]:
     """A wheel whose RECORD says something else of its module."""
 
     def write(folder: Path) -> Path:
-        rows = parts("bad").record()
+        rows = _BAD.record()
         rows[0][column] = change(rows[0][column])
-        return parts("bad").write(folder, rows)
+        return _BAD.write(folder, rows)
 
     return write
 
@@ -174,28 +170,22 @@ def _in_first_row(column: int, change: Callable[[str], str]) -> Callable[[Path],
 def _with(name: str, data: bytes = b"X = 1\n", kind: int = stat.S_IFREG) -> Callable[..., Path]:
     """A wheel with one hostile member, which RECORD lists truly."""
     member = Member(name=name, data=data, attributes=(kind | 0o777) << 16)
-    return lambda folder: parts("bad").with_members(member).write(folder)
+    return lambda folder: _BAD.with_members(member).write(folder)
 
 
 def _duplicated(folder: Path) -> Path:
     """Two members have the same name; RECORD is true of the second, which zip readers return."""
-    base = parts("bad")
-    first = replace(base.members[0], data=b"VERSION = 'shadowed'\n")
-    return replace(base, members=(first, *base.members)).write(folder, base.record())
+    first = replace(_BAD.members[0], data=b"VERSION = 'shadowed'\n")
+    return replace(_BAD, members=(first, *_BAD.members)).write(folder, _BAD.record())
 
 
-_EXTRA = Member(name="bad/extra.py", data=b"X = 1\n")
 DAMAGED: Mapping[str, Callable[[Path], Path]] = {
     "truncated": truncated,
     "no-record": _no_record,
     "wrong-hash": _in_first_row(1, lambda _: _hash(b"something else")),
     "wrong-size": _in_first_row(2, lambda size: str(int(size) + 1)),
-    "unlisted": lambda folder: (
-        parts("bad").with_members(_EXTRA).write(folder, parts("bad").record())
-    ),
-    "missing": lambda folder: parts("bad").write(
-        folder, [["bad/ghost.py", _hash(b""), "0"], *parts("bad").record()]
-    ),
+    "unlisted": lambda folder: _BAD.with_members(_EXTRA).write(folder, _BAD.record()),
+    "missing": lambda folder: _BAD.write(folder, [_GHOST, *_BAD.record()]),
     "parent": _with("../escaped.py"),
     "inner-parent": _with("bad/../../escaped.py"),
     "absolute": _with("/tmp/escaped.py"),
@@ -203,11 +193,8 @@ DAMAGED: Mapping[str, Callable[[Path], Path]] = {
     "device": _with("bad/null", b"", stat.S_IFCHR),
     "fifo": _with("bad/pipe", b"", stat.S_IFIFO),
     "duplicated": _duplicated,
-    "wrong-dist-info": lambda folder: replace(
-        parts("other"), filename="bad-1.0-py3-none-any.whl"
-    ).write(folder),
+    "wrong-dist-info": lambda folder: replace(parts("other"), filename=_BAD.filename).write(folder),
 }
-"""Kind of damage to a function that writes such a wheel of project ``bad`` 1.0 into a folder."""
 
 
 # --- a standard set ------------------------------------------------------------------------------
@@ -257,17 +244,3 @@ def standard_set(folder: Path) -> list[Path]:
             },
         ),
     ]
-
-
-def escaped(name: str) -> str:
-    """The name as current tools write it in a wheel's file name."""
-    return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def as_bytes(content: Content) -> bytes:
-    return content.encode() if isinstance(content, str) else content
-
-
-def _hash(data: bytes, algorithm: str = "sha256") -> str:
-    digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=")
-    return f"{algorithm}={digest.decode()}"

@@ -15,12 +15,11 @@ from bundle.protocol.problem import NodeError
 from tests.support.building import frames_of
 
 from .product import Done, sound, stager
-from .rounds import Round, require
+from .rounds import Broken, Round, require
 from .world import ANSWER, EXEC
 
 
 def runs_right(round_: Round) -> Done:
-    """Hold that the environment answers as the bundle's own modules do."""
     done = sound(stager(round_, *EXEC))
     require(done.code == 0, "`stager exec` succeeds afterwards", done)
     require(done.out == ANSWER, "what runs is what was built", done)
@@ -42,7 +41,7 @@ def whole_store(offline: Path, *, bundles: bool = True) -> None:
         try:
             frames_of(path)
         except (AssertionError, LayerError, zstandard.ZstdError) as exc:
-            require(False, "a layer in the store is whole", f"{path}: {exc!r}")
+            raise Broken("a layer in the store is whole", f"{path}: {exc!r}") from exc
     for path in sorted((offline / "bundles").glob("*.pkgs.tar") if bundles else ()):
         try:
             with BundleFile(str(path)) as bundle:
@@ -51,7 +50,7 @@ def whole_store(offline: Path, *, bundles: bool = True) -> None:
                 bundle.read_part(bundle.manifest.node)
                 named = bundle.manifest.id[:12] in path.name
         except NodeError as exc:
-            require(False, "a bundle in the store is whole", exc)
+            raise Broken("a bundle in the store is whole", exc) from exc
         require(named, "a bundle in the store has the id of its name", path)
 
 

@@ -27,11 +27,9 @@ from .rounds import Round
 class Target:
     cluster: Cluster
     node: str
-    process: Running
-    """``stager``, which follows the job."""
+    process: Running  # ``stager``, which follows the job
     rng: Random
-    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Makes the cluster sound again."""
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # makes it sound again
 
     def pause(self, least: float, most: float) -> None:
         end = time.monotonic() + self.rng.uniform(least, most)
@@ -123,7 +121,6 @@ def _munged(target: Target) -> int:
 
 
 def _stop_munge(target: Target) -> None:
-    """Stop munged for a while; whoever wants a credential waits, and gives up after some tries."""
     with _stopped(_munged(target)):
         target.pause(1, 12)
 
@@ -184,7 +181,6 @@ FAULTS: Faults = {
     "the time limit": _time_limit,
     "the node root is removed": lambda target: target.on("sh", "-c", "rm -rf /tmp/stager-[0-9]*"),
 }
-"""What is done to a job's cluster."""
 
 # --- a node while the bundle travels -------------------------------------------------------------
 
@@ -233,7 +229,6 @@ def _stop_for_a_while(target: Target) -> None:
 
 
 def shape(target: Target, rate: str) -> None:
-    """Hold what a node sends to a rate."""
     shaped = f"root tbf rate {rate} burst 32kb latency 100ms"
     target.on("tc", "qdisc", "replace", "dev", target.link(), *shaped.split(), check=True)
 
@@ -258,6 +253,5 @@ TRANSFER_FAULTS: Faults = {
     "its disk is full": _fill,
     "its slurmd dies": _stop_slurmd,
 }
-"""What is done to a node to which the bundle travels."""
+# After these the job has that node.
 HARMLESS = ("its agent is stopped for a while", "its link becomes slow", "its copy is damaged")
-"""After which the job has that node."""

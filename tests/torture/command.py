@@ -20,14 +20,12 @@ from .workers import Played, Task, Workers
 from .world import fetch_zstandard
 
 WORKERS = 2
-_EVERY_SECONDS = 15
-"""Between two lines of progress."""
+_EVERY_SECONDS = 15  # between two lines of progress
 _CACHE = Path(sys.prefix, ".cache", "torture")
 
 
 @dataclass
 class Tally:
-    area: Area
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -48,14 +46,13 @@ class Tally:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Play what the command line asks for; return 1 if a promise was broken."""
     options = _parser().parse_args(argv)
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "big")
     chosen = areas(tuple(options.area))
     if not options.area:
         chosen = [area for area in chosen if not area.apart or options.all]
     print(f"seed {seed}", file=sys.stderr)
-    tallies = {area.name: Tally(area) for area in chosen}
+    tallies = {area.name: Tally() for area in chosen}
     started = time.monotonic()
     progress = _Progress(0 if options.seconds is not None else len(_tasks(chosen, options)))
 
@@ -124,36 +121,29 @@ def _parser() -> argparse.ArgumentParser:
         description="Inject faults into the real product, and hold it to its promises.",
         epilog="Areas: " + " ".join(MODULES) + ". See docs/reliability.md.",
     )
-    parser.add_argument(
-        "area", nargs="*", choices=[*MODULES, []], help="default: all that need no cluster"
-    )
+    add = parser.add_argument
+    add("area", nargs="*", choices=[*MODULES, []], help="default: all that need no cluster")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--seconds", type=float, help="go on for so long")
     how.add_argument("--count", type=int, help="so many rounds an area; default: its own number")
     how.add_argument("--round", type=int, help="play this round alone")
-    how.add_argument(
-        "--sample", action="store_true", help="the few rounds that the test suite plays"
-    )
-    parser.add_argument("--seed", type=int, help="default: a random one, which is printed")
-    parser.add_argument("--all", action="store_true", help="with the areas that need a cluster")
-    parser.add_argument(
-        "--workers", type=int, default=WORKERS, help="processes; default: %(default)s"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say how each round ended")
+    text = "the few rounds that the test suite plays"
+    how.add_argument("--sample", action="store_true", help=text)
+    add("--seed", type=int, help="default: a random one, which is printed")
+    add("--all", action="store_true", help="with the areas that need a cluster")
+    add("--workers", type=int, default=WORKERS, help="processes; default: %(default)s")
+    add("--json", action="store_true", help="one JSON object on standard output")
+    add("-v", "--verbose", action="store_true", help="say how each round ended")
     return parser
 
 
 class _Progress:
-    """A line on standard error now and then: how far it is."""
-
     def __init__(self, total: int) -> None:
         self._total = f" of {total}" if total else ""
         self._started = self._shown = time.monotonic()
         self._rounds = self._broken = 0
 
     def add(self, played: Played) -> None:
-        """Count a round, and say so if nothing has been said for a while."""
         self._rounds += 1
         self._broken += played.outcome == BROKEN
         now = time.monotonic()

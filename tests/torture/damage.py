@@ -61,7 +61,6 @@ def _instead(put: Callable[[Path, Random], object]) -> Callable[[Path, Random], 
 
 
 def _rewrite(path: Path, rng: Random) -> None:
-    """Write another content of the same size to another inode."""
     data = rng.randbytes(path.stat().st_size)
     path.unlink()
     path.write_bytes(data)
@@ -89,7 +88,6 @@ DAMAGES: dict[str, Callable[[Path, Random], object]] = {
         lambda path, rng: path.symlink_to(rng.choice(("/dev/zero", "/dev/null", "/dev/full")))
     ),
 }
-"""By what people are told of it."""
 
 
 def swap(one: Path, two: Path) -> None:
@@ -100,7 +98,6 @@ def swap(one: Path, two: Path) -> None:
 
 
 def copy_over(one: Path, two: Path, *, keep_time: bool) -> None:
-    """Put the content of one file under the name of another."""
     status = two.stat()
     shutil.copyfile(one, two)
     if keep_time:

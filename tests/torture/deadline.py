@@ -8,8 +8,7 @@ from pathlib import Path
 
 _LOAD = Path("/proc/loadavg")
 _PROCESSORS = os.cpu_count() or 1
-_MOST_SECONDS = 1.0
-"""What passes between two looks counts no longer: where this process stood still, so did others."""
+_MOST_SECONDS = 1.0  # between two looks: where this process stood still, so did others
 
 
 class Deadline:
@@ -27,12 +26,8 @@ class Deadline:
     def passed(self) -> bool:
         """Return whether the time is over; to be asked often, for the load changes."""
         now = time.monotonic()
+        runnable = max(1, int(_LOAD.read_text().split()[3].partition("/")[0]))
         passed = min(now - self._seen, _MOST_SECONDS)
-        self._left -= passed * min(1.0, _PROCESSORS / _runnable())
+        self._left -= passed * min(1.0, _PROCESSORS / runnable)
         self._seen = now
         return self._left <= 0
-
-
-def _runnable() -> int:
-    """Return how many processes run or want to, this one included."""
-    return max(1, int(_LOAD.read_text().split()[3].partition("/")[0]))

@@ -18,9 +18,7 @@ ODD: tuple[Any, ...] = (
     "9" * 5000, "1." * 3000, "\x1b[2J", "\ud800", "n" * 5000, [], [[]], [None], ["x"], {},
     {"a": 1}, [1] * 50,
 )  # fmt: skip
-"""What is seldom meant."""
-Change = tuple[int, Any, str]
-"""Which place of a JSON value, what it gets, and how."""
+Change = tuple[int, Any, str]  # which place of a JSON value, what it gets, and how
 
 
 def changes(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Change]:
@@ -29,10 +27,7 @@ def changes(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Change]:
 
 
 def changed(raw: Any, change: Change, name: str = "nosuch") -> Any:
-    """Return a copy of a JSON value with a change in one place, at any depth.
-
-    A value that is added to an object gets the name.
-    """
+    """Return a copy of a JSON value with a change in one place; an added value gets the name."""
     number, value, how = change
     result = copy.deepcopy(raw)
     places = _list_places(result)
@@ -51,7 +46,6 @@ def changed(raw: Any, change: Change, name: str = "nosuch") -> Any:
 
 
 def _list_places(value: Any) -> list[tuple[Any, Any]]:
-    """Return all containers in a value, each with each of its keys."""
     if not isinstance(value, dict | list):
         return []
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -62,11 +56,7 @@ def _list_places(value: Any) -> list[tuple[Any, Any]]:
 def examples(
     round_: Round, strategy: st.SearchStrategy[Any], attempt: Callable[[Any], str]
 ) -> None:
-    """Call ``attempt`` with values of a strategy, and count what comes of each.
-
-    Raises:
-        Broken: of the smallest value that breaks a promise.
-    """
+    """Call ``attempt`` with values of a strategy, and count what comes of each."""
 
     @seed(round_.rng.getrandbits(64))
     @settings(

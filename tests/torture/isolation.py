@@ -27,12 +27,10 @@ _CLONE_NEWNS = 0x00020000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 _MNT_DETACH = 2
 _SUBREAPER = 36
-_LEFT_SECONDS = 5.0
-"""How long processes that a round has started may take to end by themselves after it."""
+_LEFT_SECONDS = 5.0  # in which processes that a round has started end by themselves after it
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind."""
     _LIBC.prctl(_SUBREAPER, 1)
 
 
@@ -44,27 +42,17 @@ def own_mounts() -> bool:
 
 
 def mount_tmpfs(place: Path, options: str = "") -> None:
-    """Mount an empty file system in memory.
-
-    Raises:
-        OSError: it is not allowed.
-    """
+    """Mount an empty file system in memory; OSError if that is not allowed."""
     place.mkdir(parents=True, exist_ok=True)
     done = _LIBC.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, options.encode() or None)
     if done:
         raise OSError(ctypes.get_errno(), f"cannot mount a tmpfs ({options})", str(place))
 
 
-def unmount(place: Path) -> None:
-    """Take a file system away, whoever still uses it."""
-    while os.path.ismount(place):
-        if _LIBC.umount2(os.fsencode(place), _MNT_DETACH):
-            return
-
-
 def remove(place: Path) -> None:
-    """Remove a tree, however deep and whatever its modes."""
-    unmount(place)
+    """Unmount a tree, whoever still uses it, and remove it, however deep and whatever its modes."""
+    while os.path.ismount(place) and not _LIBC.umount2(os.fsencode(place), _MNT_DETACH):
+        pass
     subprocess.run(["rm", "-rf", "--", str(place)], check=False, capture_output=True)
 
 
@@ -85,16 +73,14 @@ def play(
     started = time.monotonic()
     lines, hangs = _listen(says_read, seconds)
     said = [json.loads(line) for line in lines.splitlines()]
-    told: dict[str, object] = {"counts": {}, "promise": "", "evidence": ""}
-    told["steps"] = [line for line in said if isinstance(line, str)]
+    steps = [line for line in said if isinstance(line, str)]
     ended = next((line for line in said if isinstance(line, dict)), None)
-    told.update(ended or _silent(child, seconds, hangs=hangs))
+    told = {"steps": steps, **(ended or _silent(child, seconds, hangs=hangs))}
     left = _end_descendants()
     if left and told["outcome"] != BROKEN:
-        told = {**told, "outcome": BROKEN, "promise": "no process is left behind"}
-        told["evidence"] = "\n".join(left)
-    told["seconds"] = time.monotonic() - started
-    return told
+        promise = "no process is left behind"
+        told |= {"outcome": BROKEN, "promise": promise, "evidence": "\n".join(left)}
+    return {"promise": "", **told, "seconds": time.monotonic() - started}
 
 
 def _child(attempt: Callable[[Round], str], round_: Round, out: int, *, own: bool) -> None:
@@ -109,7 +95,7 @@ def _child(attempt: Callable[[Round], str], round_: Round, out: int, *, own: boo
             os.dup2(null, number)
         if own:
             own_mounts()
-        round_.tell = lambda what: _write_line(out, what)
+        round_.did = lambda what: _write_line(out, what)
         _write_line(out, _outcome(attempt, round_))
         code = 0
     finally:
@@ -124,33 +110,27 @@ def _write_line(out: int, value: object) -> None:
 
 def _outcome(attempt: Callable[[Round], str], round_: Round) -> dict[str, object]:
     try:
-        outcome = attempt(round_)
-        return {"outcome": outcome, "counts": round_.counts}
+        return {"outcome": attempt(round_), "counts": round_.counts}
     except Broken as exc:
-        told = {"outcome": BROKEN, "counts": round_.counts}
-        return {**told, "promise": exc.promise, "evidence": exc.evidence[-6000:]}
+        told = {"promise": exc.promise, "evidence": exc.evidence[-6000:]}
+        return {"outcome": BROKEN, "counts": round_.counts, **told}
     except BaseException:  # our own mistake, or an exception of the product that nobody expects
-        trace = traceback.format_exc()[-6000:]
-        promise = "no exception but the product's own errors"
-        return {"outcome": BROKEN, "promise": promise, "evidence": trace}
+        told = {"promise": "no exception but the product's own errors"}
+        return {"outcome": BROKEN, **told, "evidence": traceback.format_exc()[-6000:]}
 
 
 def _listen(handle: int, seconds: float) -> tuple[bytes, bool]:
     """Return what the round's process says, and whether its time was over before it ended."""
-    pieces = []
-    deadline = Deadline(seconds)
-    hangs = False
+    said, piece, hangs, deadline = b"", b"", False, Deadline(seconds)
     while not hangs:
         ready, _, _ = select.select([handle], [], [], 0.2)
+        piece = os.read(handle, 1 << 16) if ready else b""
+        if ready and not piece:
+            break
+        said += piece
         hangs = deadline.passed()
-        if ready:
-            piece = os.read(handle, 1 << 16)
-            if not piece:
-                hangs = False
-                break
-            pieces.append(piece)
     os.close(handle)
-    return b"".join(pieces), hangs
+    return said, hangs
 
 
 def _silent(child: int, seconds: float, *, hangs: bool) -> dict[str, object]:
@@ -167,7 +147,6 @@ def _silent(child: int, seconds: float, *, hangs: bool) -> dict[str, object]:
 
 
 def _descendants() -> dict[int, str]:
-    """Return the command lines of the children of this process, adopted ones too."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         for number in (task / "children").read_text().split():

@@ -16,8 +16,7 @@ from .rounds import NotHere
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
 _NAMESPACE = "/proc/self/ns/net"
-_NOBODY = "02:00:00:00:00:01"
-"""A hardware address that no host has: what is sent there is lost."""
+_NOBODY = "02:00:00:00:00:01"  # a hardware address that no host has: what is sent there is lost
 _SECONDS = 300
 
 
@@ -27,14 +26,9 @@ class Network:
     switch = "10.77.0.1"
 
     def __init__(self, hosts: int, rate: str) -> None:
-        """Make it; this process leaves its own network for good.
+        """Make it, with links of a rate as ``tc`` has it; this process leaves its network for good.
 
-        Args:
-            hosts: how many there are, numbered from 0.
-            rate: of each link in each direction, as ``tc`` has it.
-
-        Raises:
-            NotHere: this machine does not allow it.
+        ``NotHere`` where this machine does not allow it.
         """
         self.hosts = hosts
         self._hub = _new_namespace()
@@ -64,7 +58,6 @@ class Network:
             _enter(self._hub)
 
     def shape(self, host: int, rate: str) -> None:
-        """Hold a host's link to a rate, both ways."""
         shaped = "root tbf rate {} burst 32kb latency 100ms"
         _batch("tc", [f"qdisc replace dev port{host} {shaped.format(rate)}"])
         self._on(host, "tc", f"qdisc replace dev eth0 {shaped.format(rate)}")
@@ -104,11 +97,7 @@ def _enter(handle: int) -> None:
 
 
 def _batch(program: str, lines: list[str]) -> None:
-    """Let ``ip`` or ``tc`` do some things.
-
-    Raises:
-        NotHere: the program is not installed, or this kernel does not know what is asked for.
-    """
+    """Let ``ip`` or ``tc`` do some things; ``NotHere`` where it cannot."""
     env = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
     try:
         done = subprocess.run(

@@ -24,16 +24,13 @@ REPO = Path(__file__).resolve().parents[2]
 STAGER = [sys.executable, "-m", "stager"]
 _SECONDS = 50.0
 Limits = Sequence[tuple[int, int]]
-_TRACE = "Traceback (most recent call last)"
-BEFORE_OURS = "Fatal Python error: init_import_site"
-"""Ctrl-C while Python looks for its packages: no line of the product has run by then."""
+BEFORE_OURS = "Fatal Python error: init_import_site"  # Ctrl-C before a line of the product
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
     argv: tuple[str, ...]
-    code: int
-    """Negative where a signal ended it."""
+    code: int  # negative where a signal ended it
     out: str
     err: str
 
@@ -64,11 +61,9 @@ def environment(round_: Round, more: Mapping[str, str] | None = None) -> dict[st
 
 class Running(NamedTuple):
     argv: tuple[str, ...]
-    out: Path
-    """Where what it says goes, in two files."""
+    out: Path  # where what it says goes, in two files
     pid: int
-    poll: Callable[[], int | None]
-    """Returns how it ended; None while it runs."""
+    poll: Callable[[], int | None]  # returns how it ended; None while it runs
 
 
 def start(
@@ -78,7 +73,6 @@ def start(
     env: Mapping[str, str] | None = None,
     folder: str = "project",
 ) -> Running:
-    """Start ``stager`` in a session of its own."""
     out = _prepared(round_, folder)
     with out.with_suffix(".out").open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
         process = subprocess.Popen(
@@ -102,17 +96,11 @@ def stager(
     folder: str = "project",
     limits: Limits = (),
 ) -> Done:
-    """Run ``stager`` to its end, in the round's project.
+    """Run ``stager`` to its end, in the round's project; after ``seconds`` a promise is broken.
 
-    Args:
-        round_: the round.
-        *argv: the command line.
-        env: further variables.
-        seconds: after which it is a broken promise.
-        process: start a Python for it, where the start matters; else a fork of this process calls
-            the program's own entry point, which is the same and many times as quick.
-        folder: where it is run, in the round's folder.
-        limits: resources and how much of them it may use.
+    With ``process`` in a Python of its own, where the start matters; else a fork of this process
+    calls the program's entry point, which is the same and many times as quick. ``limits`` are
+    resources and how much of them it may use.
     """
     if process:
         return finish(start(round_, argv, env=env, folder=folder), seconds)
@@ -127,8 +115,7 @@ def stager(
 
 def finish(running: Running, seconds: float) -> Done:
     """Wait for a command that was started; one that goes on for too long breaks a promise."""
-    deadline = Deadline(seconds)
-    pause, hangs = 0.001, False
+    deadline, pause, hangs = Deadline(seconds), 0.001, False
     while (code := running.poll()) is None:
         if deadline.passed() and not hangs:
             hangs = True
@@ -136,9 +123,8 @@ def finish(running: Running, seconds: float) -> Done:
                 os.killpg(running.pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
-    out, err = (
-        running.out.with_suffix(kind).read_text(errors="replace") for kind in (".out", ".err")
-    )
+    paths = map(running.out.with_suffix, (".out", ".err"))
+    out, err = (path.read_text(errors="replace") for path in paths)
     done = Done(argv=("stager", *running.argv), code=code, out=out, err=err)
     require(not hangs, f"a command ends within {seconds:.0f} seconds", done)
     return done
@@ -186,13 +172,13 @@ def sound(done: Done) -> Done:
     """Hold what every command promises: an exit code of its own, and no traceback."""
     if done.err.startswith(BEFORE_OURS):
         return done
-    require(_TRACE not in done.err + done.out, "no traceback", done)
+    trace = "Traceback (most recent call last)"
+    require(trace not in done.err + done.out, "no traceback", done)
     require(done.code in (0, 1, 2, 3), "the exit code is 0, 1, 2 or 3", done)
     return done
 
 
 def succeeded(done: Done) -> Done:
-    """Hold that a command has done what it was asked for."""
     sound(done)
     require(done.code == 0, "the command succeeds", done)
     return done

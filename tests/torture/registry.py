@@ -20,18 +20,12 @@ MODULES = (
 class Area:
     """One kind of fault; what must hold then is said at the top of its file."""
 
-    play: Callable[[Round], str]
-    """Plays one round; returns an outcome, or raises ``Broken``."""
-    rounds: int
-    """How many rounds a full run plays."""
-    sample: int
-    """How many of them the sample in the test suite plays."""
-    seconds: float = 60
-    """After which a round counts as hanging."""
-    root: bool = False
-    """Whether only root can play it."""
-    apart: bool = False
-    """Whether its rounds share what is started once, and so are played by one process, alone."""
+    play: Callable[[Round], str]  # plays one round; returns an outcome, or raises ``Broken``
+    rounds: int  # how many rounds a full run plays
+    sample: int  # how many of them the sample in the test suite plays
+    seconds: float = 60  # after which a round counts as hanging
+    root: bool = False  # whether only root can play it
+    apart: bool = False  # whether its rounds share what is started once: one process plays them
     begin: Callable[[World], None] | None = None
     end: Callable[[World], None] | None = None
 

@@ -13,19 +13,14 @@ from typing import NamedTuple
 
 from .relay_nodes import Swarm
 
+# What a fault may cost: nothing; the copy on that node's disk; that node; all of them.
 WELL, DAMAGED, LOST, CUT_OFF = "well", "damaged", "lost", "cut off"
-"""What a fault may cost: nothing; the copy on that node's disk; that node; all of them."""
 
 
 class Fault(NamedTuple):
     cost: str
     strike: Callable[[Swarm, int], object]
-    on_source: bool = False
-    """Whether it hits the source, and not a node."""
-
-
-def _kill(swarm: Swarm, place: int) -> None:
-    swarm.kill(place)
+    on_source: bool = False  # whether it hits the source, and not a node
 
 
 def _stop(swarm: Swarm, place: int) -> None:
@@ -55,7 +50,6 @@ def _part(swarm: Swarm, place: int) -> None:
 
 
 def _corrupt(swarm: Swarm, place: int) -> None:
-    """Damage what has come to a node's disk, wherever that is."""
     with contextlib.suppress(FileNotFoundError), swarm.path(place).open("r+b") as handle:
         length = os.fstat(handle.fileno()).st_size
         for _ in range(swarm.rng.randint(1, 20)):
@@ -99,10 +93,9 @@ def _later(seconds: float, act: Callable[[], object]) -> None:
     timer.start()
 
 
-DISK = "its disk is full"
-"""What is so from the beginning."""
+DISK = "its disk is full"  # what is so from the beginning
 FAULTS = {
-    "killed": Fault(LOST, _kill),
+    "killed": Fault(LOST, Swarm.kill),
     "stopped": Fault(LOST, _stop),
     "stopped for a while": Fault(WELL, _stop_for_a_while),
     "cut off": Fault(LOST, _cut),
@@ -123,15 +116,13 @@ FAULTS = {
         WELL, lambda swarm, place: _strangers(swarm, b""), on_source=True
     ),
     "strangers with a byte a second": Fault(WELL, _drip, on_source=True),
-    "the source is killed": Fault(CUT_OFF, _kill, on_source=True),
+    "the source is killed": Fault(CUT_OFF, Swarm.kill, on_source=True),
     "the source is stopped": Fault(CUT_OFF, _stop, on_source=True),
     "the source is stopped for a while": Fault(WELL, _stop_for_a_while, on_source=True),
     "the source is cut off": Fault(CUT_OFF, _cut, on_source=True),
     "the source is cut off for a while": Fault(WELL, _cut_for_a_while, on_source=True),
 }
-"""By what is said of it."""
 
 
 def worst(costs: list[str]) -> str:
-    """Return the most that some faults of one node may cost."""
     return max([WELL, *costs], key=(WELL, DAMAGED, LOST, CUT_OFF).index)

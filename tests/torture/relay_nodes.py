@@ -16,27 +16,17 @@ from .network import Network
 from .rounds import require
 
 SOURCE = 0
+SIZE = 3_500_000  # bytes, 0.7 s at the rate of a link, and a little more for each node on the way
 
 
 class Swarm(Nodes):
-    """A source and nodes that relay its file, on hosts of a network.
-
-    Attributes:
-        outcomes: how it ended on a node, by place.
-    """
+    """A source and nodes that relay its file, on hosts of a network; the first is the source's."""
 
     def __init__(self, folder: Path, rng: Random, network: Network, full: dict[int, int]) -> None:
-        """Start all of them, with the source's file in place; nobody begins yet.
-
-        Args:
-            folder: where files go.
-            rng: the round's choices.
-            network: its first host is the source's.
-            full: bytes that fit on a node's disk, for those whose disk is going to be full.
-        """
+        """Start all of them; ``full`` has the bytes that fit on disks that are going to be full."""
         self.folder, self.rng, self.network = folder, rng, network
         self.others = range(1, network.hosts)
-        self.outcomes: dict[int, RelayOutcome] = {}
+        self.outcomes: dict[int, RelayOutcome] = {}  # how it ended on a node, by place
         for place in range(network.hosts):
             self.path(place).parent.mkdir()
             if place in full:
@@ -54,7 +44,6 @@ class Swarm(Nodes):
             super().add(address=self.network.address(place))
 
     def begin(self, *places: int) -> None:
-        """Let all nodes begin, and wait for how it ends."""
         super().begin(*places)
         for place in self.others:
             threading.Thread(target=self._await_outcome, args=(place,), daemon=True).start()
@@ -63,18 +52,15 @@ class Swarm(Nodes):
         self.outcomes[place] = self.relays[place].outcome()
 
     def unfinished(self) -> set[int]:
-        """The nodes on which it goes on."""
         return {*self.others} - self.outcomes.keys()
 
     def await_outcomes(self, seconds: float) -> None:
-        """Hold that it ends on every node in that time."""
         deadline = Deadline(seconds)
         while self.unfinished() and not deadline.passed():
             time.sleep(0.02)
         require(not self.unfinished(), "it ends on every node", f"{self.unfinished()}: {self}")
 
     def close(self) -> None:
-        """End all of them; hold that each ends."""
         ending = threading.Thread(target=super().close, daemon=True)
         ending.start()
         deadline = Deadline(20)
@@ -84,7 +70,3 @@ class Swarm(Nodes):
 
     def __str__(self) -> str:
         return "\n".join(f"{place}: {outcome}" for place, outcome in sorted(self.outcomes.items()))
-
-
-SIZE = 3_500_000
-"""So a file takes 0.7 s at the rate of a link, and a little more for each node on its way."""

@@ -23,18 +23,15 @@ from .registry import Area
 from .rounds import NotHere, Round
 from .world import prepared
 
-Task = tuple[str, int]
-"""One round to be played: the area's name, and the round's number in it."""
+Task = tuple[str, int]  # one round to be played: the area's name, and the round's number in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
     area: str
     number: int
-    outcome: str
-    """One of ``rounds.OUTCOMES``; ``absent`` where this machine cannot play it."""
-    promise: str
-    """What was broken, or why it was not played."""
+    outcome: str  # one of ``rounds.OUTCOMES``; ``absent`` where this machine cannot play it
+    promise: str  # what was broken, or why it was not played
     counts: Mapping[str, int] = field(default_factory=dict)
     evidence: str = ""
     steps: list[str] = field(default_factory=list)
@@ -48,7 +45,6 @@ class Workers:
     """The processes; use it as a context manager, which ends them."""
 
     def __init__(self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area]):
-        """Name the place of their directories, bundles' zstandard, the seed and the areas."""
         self._place, self._decompressor = place, decompressor
         self._seed, self._chosen = seed, chosen
         self._processes: dict[int, socket.socket] = {}
@@ -80,7 +76,6 @@ class Workers:
             self._processes[number] = here
 
     def play(self, tasks: Iterator[Task], on_played: OnPlayed) -> None:
-        """Hand out tasks, each to whoever is free, until there are none left."""
         with selectors.DefaultSelector() as selector:
             for number, connection in self._processes.items():
                 selector.register(connection, selectors.EVENT_READ, (number, connection.makefile()))
@@ -115,45 +110,35 @@ class _Worker:
         if self._own:
             isolation.mount_tmpfs(place, "mode=0755")
         os.environ["TMPDIR"] = str(place)
-        _import_all()
+        # Once, not in each of its commands' forks.
+        for module in pkgutil.walk_packages(stager.__path__, "stager."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
         self._world = prepared(place, decompressor)
         self._world.owner = os.getpid()
 
     def play(self, name: str, number: int) -> dict[str, object]:
-        area = self._chosen[name]
+        area, folder = self._chosen[name], self._world.round_folder
+        round_ = Round(name, self._seed, number, self._world, folder)
         told: dict[str, object]
-        if area.root and not self._own and not area.apart:
-            why = "only root can play it, where mount namespaces are allowed"
-            told = {"outcome": "absent", "promise": why}
-        else:
-            folder = self._world.round_folder
-            round_ = Round(
-                area=name, seed=self._seed, number=number, world=self._world, folder=folder
-            )
-            try:
-                if area.begin is not None and name not in self._begun:
-                    self._begun.add(name)  # before it is done: what there is of it is removed
-                    area.begin(self._world)
-                told = isolation.play(area.play, round_, seconds=area.seconds, own=self._own)
-            except NotHere as exc:
-                told = {"outcome": "absent", "promise": str(exc)}
-            finally:
-                isolation.remove(folder)
+        try:
+            if area.root and not self._own and not area.apart:
+                raise NotHere("only root can play it, where mount namespaces are allowed")
+            if area.begin is not None and name not in self._begun:
+                self._begun.add(name)  # before it is done: what there is of it is removed
+                area.begin(self._world)
+            told = isolation.play(area.play, round_, seconds=area.seconds, own=self._own)
+        except NotHere as exc:
+            told = {"outcome": "absent", "promise": str(exc)}
+        finally:
+            isolation.remove(folder)
         return {"area": name, "number": number, **told}
 
     def close(self) -> None:
-        """Remove what rounds have shared."""
         for name in self._begun:
             end = self._chosen[name].end
             if end is not None:
                 end(self._world)
-
-
-def _import_all() -> None:
-    """Import the product once, not in each of its commands' forks."""
-    for module in pkgutil.walk_packages(stager.__path__, "stager."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
 
 
 def _serve(make: Callable[[], _Worker], connection: socket.socket) -> None:

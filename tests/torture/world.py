@@ -31,12 +31,9 @@ import alpha, beta, gamma
 print("alpha", alpha.VERSION, "beta", beta.VERSION, "gamma", gamma.total(), flush=True)
 """
 _PROGRAM = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.total())"
-EXEC = ("exec", "--", "python", "-c", _PROGRAM)
-"""What a sound environment is asked to run."""
-ANSWER = "1.0 1.1 4950\n"
-"""What it then says."""
-OTHER_ANSWER = "1.1 1.0 4950\n"
-"""What the environment of the second project says."""
+EXEC = ("exec", "--", "python", "-c", _PROGRAM)  # what a sound environment is asked to run
+ANSWER = "1.0 1.1 4950\n"  # what it then says
+OTHER_ANSWER = "1.1 1.0 4950\n"  # what the environment of the second project says
 VERIFY = ("verify", "--allocation", "local")
 
 
@@ -44,22 +41,14 @@ VERIFY = ("verify", "--allocation", "local")
 class World:
     place: Path
     decompressor: Path
-    owner: int = field(default_factory=os.getpid)
-    """The process whose world it is."""
-    runs: bool = False
-    """Whether ranks can be started here without PyTorch."""
-    unit: float = 0.3
-    """Seconds that the shortest command takes here, about."""
-    zstandard: Wheel | None = None
-    """The decompressor as a build knows it."""
-    small: Packed = field(init=False)
-    """A bundle of one layer, without a project."""
-    bundle: Packed = field(init=False)
-    """A bundle of several layers."""
-    other: Packed = field(init=False)
-    """A bundle of the same project with another version of one package."""
-    unpacked: dict[str, object] = field(init=False)
-    """What the environment of :attr:`bundle` holds."""
+    owner: int = field(default_factory=os.getpid)  # the process whose world it is
+    runs: bool = False  # whether ranks can be started here without PyTorch
+    unit: float = 0.3  # seconds that the shortest command takes here, about
+    zstandard: Wheel | None = None  # the decompressor as a build knows it
+    small: Packed = field(init=False)  # a bundle of one layer, without a project
+    bundle: Packed = field(init=False)  # a bundle of several layers
+    other: Packed = field(init=False)  # of the same project with another version of one
+    unpacked: dict[str, object] = field(init=False)  # what the environment of :attr:`bundle` holds
 
     def __post_init__(self) -> None:
         self.template = self.place / "template"
@@ -71,15 +60,13 @@ class World:
             shutil.copy2(self.decompressor, store.wheels)
 
     def make_wheels(self) -> None:
-        """Write the wheels that the project needs, and other versions of them."""
         chance = random.Random(1)
         modules = {f"gamma/part{n}.py": f"VALUE = {n}\n" for n in range(100)}
         total = "def total():\n    import importlib\n    return sum("
         total += "importlib.import_module(f'gamma.part{n}').VALUE for n in range(100))\n"
         data = {"gamma/data.bin": chance.randbytes(200_000), "gamma/empty.txt": ""}
-        make_wheel(self.wheels, "alpha", requires=["beta"])
-        make_wheel(self.wheels, "alpha", "1.1", requires=["beta"])
         for version in ("1.0", "1.1"):
+            make_wheel(self.wheels, "alpha", version, requires=["beta"])
             make_wheel(self.wheels, "beta", version)
         make_wheel(self.wheels, "gamma", files={"gamma/__init__.py": total, **modules, **data})
         make_wheel(self.wheels, "delta", files={"delta.py": "X = 1\n", "delta_data": b"d" * 5000})
@@ -120,7 +107,6 @@ class World:
         shutil.rmtree(first.folder)
 
     def prepare_bundles(self) -> None:
-        """Make the bundles that no project has, and unpack one of them."""
         store = Store(self.place / "store")
         self._bring_decompressor(store)
         self.zstandard = fetch_decompressor(store)
@@ -161,11 +147,7 @@ def prepared(place: Path, decompressor: Path) -> World:
 
 
 def unpack_below(base: Path, bundle: Path, identity: str, processes: int = 1) -> Path:
-    """Make the environment of a bundle in a node root in a new directory; return its path.
-
-    Raises:
-        NodeError: the node refuses it.
-    """
+    """Make the environment of a bundle in a node root in a new directory; return its path."""
     base.mkdir()
     made = unpack(
         str(bundle),
@@ -179,7 +161,6 @@ def unpack_below(base: Path, bundle: Path, identity: str, processes: int = 1) ->
 
 
 def tree_of(folder: Path) -> dict[str, object]:
-    """Return every file, link, directory and other thing below a folder, with its content."""
     folders = (path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
     return {**{path.relative_to(folder).as_posix(): "" for path in folders}, **tree(folder)}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -23,15 +21,16 @@ from tests.support.launching import (
     variables,
     weights,
 )
+from tests.support.processes import command_lines, stat_fields
 
 pytestmark = pytest.mark.slow
 
 STEPS = 60
+# Three ranks of ten rows: 20 steps an epoch. With two, a sum has but one order.
 MLP = (
     "mlp", "--subset", "600", "--held-out", "100", "--epochs", "3", "--batch-size", "10",
     "--precision", "float32", "--save-every", "3", "--out", "out",
 )  # fmt: skip
-"""Three ranks of ten rows: 20 steps an epoch. With two, a sum has but one order."""
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +115,11 @@ def killed_at(step, folder, *arguments):
 
 def rank_of(launcher, number):
     """The process of a rank that a launcher has started."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = (entry / "environ").read_bytes().split(b"\0")
-            if parent == launcher.pid and b"RANK=%d" % number in environ:
-                return int(entry.name)
+    for pid, _ in command_lines():
+        if stat_fields(pid)[1:2] == [str(launcher.pid)]:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if b"RANK=%d" % number in environ:
+                return pid
     raise AssertionError(f"there is no rank {number}")
 
 
@@ -182,19 +180,6 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp
     assert process.returncode == 0, said
     assert "resuming from out/checkpoint_" in said
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
-
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(undisturbed, tmp_path):
-    killed_at(20, tmp_path, *MLP)
-    out = tmp_path / "out"
-    steps = {json.loads(note.read_text())["step"]: note for note in out.glob("checkpoint_*.json")}
-    newest = steps[max(steps)].with_suffix(".pt")
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(data)
-    done = train(3, tmp_path, *MLP, "--resume", "--keep", "1")
-    assert f"warning: out/{newest.name} is damaged; the one before it is used" in done.stdout
-    assert same_bits(weights(undisturbed), weights(out))
 
 
 @pytest.mark.full

@@ -190,6 +190,6 @@ def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(program, "_choose_work", lambda _: interrupted)
+    monkeypatch.setattr(program, "_choose_work", lambda _: (interrupted, ()))
     assert program.main(["mlp"]) == 130
     assert "interrupted; nothing was saved since the last checkpoint" in capsys.readouterr().out

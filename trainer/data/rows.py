@@ -17,10 +17,8 @@ _MOST_HELD_OUT = 1000
 class Rows:
     """Labelled rows, all in memory."""
 
-    inputs: Tensor
-    """Shape (rows, ...)."""
-    labels: Tensor
-    """The class of each, from 0: whole numbers, shape (rows,)."""
+    inputs: Tensor  # shape (rows, ...)
+    labels: Tensor  # the class of each, from 0: whole numbers, shape (rows,)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,23 +33,15 @@ def choose_rows(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return the numbers of the rows to train on and to hold out, the same on every rank.
 
-    A subset is sampled from the whole file, and keeps its order: files are often sorted by class.
-
-    Args:
-        options: the run's; without ``--held-out``, one row in seven is held out.
-        rows: number of rows to train on.
-        others: number of rows that the source has apart; None holds out the last of ``rows``.
-        noun: names a row in messages.
-        source: names the data in messages.
+    ``others`` counts the rows that the source has apart; None holds out the last of ``rows``. A
+    subset is sampled from the whole file, and keeps its order: files are often sorted by class.
     """
     if others is None:
         count = options.held_out or min(_MOST_HELD_OUT, rows // 7)
         if count >= rows:
-            raise TrainerError(
-                f"--held-out {count} leaves none of the {format_count(rows, noun)} of {source} "
-                "to train on",
-                hint="hold out fewer",
-            )
+            every = f"{format_count(rows, noun)} of {source}"
+            message = f"--held-out {count} leaves none of the {every} to train on"
+            raise TrainerError(message, hint="hold out fewer")
         held_out = range(rows - count, rows)
         rows -= count
     else:

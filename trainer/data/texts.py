@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config import DEFAULT_TOKENIZER, Options, TrainerError, explain_errors, format_count
 from .rows import choose_rows
@@ -16,15 +18,10 @@ from .rows import choose_rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-# --- Labelled texts: from a csv file, a folder of them, or the Hugging Face cache ----------------
-
-# A csv row is ``class,title,description`` as in AG News (Zhang et al. 2015): class 1 to 4, any
-# further columns are text, and a backslash stands for a line break within a text.
-
+# A csv row is ``class,title,description`` as in AG News (Zhang et al. 2015): any further columns
+# are text, and a backslash stands for a line break within a text.
 CLASSES = 4
-# The data set moved on the hub; which of its names the cache knows depends on the library that
-# filled it, and offline no redirect is followed.
+# The data set moved on the hub; the cache knows one of its names, and offline no redirect.
 HUB_NAMES = ("ag_news", "fancyzhx/ag_news")
 _SHOWN = 5
 
@@ -33,15 +30,14 @@ class LabelledText(NamedTuple):
     """One labelled text."""
 
     label: int
-    text: str
-    """Title and description, in one line."""
+    text: str  # title and description, in one line
 
 
 Texts = list[LabelledText]
 
 
 def load(options: Options) -> tuple[Texts, Texts]:
-    """Return the rows to train on and to hold out that ``options`` ask for."""
+    """Return the rows to train on and to hold out."""
     source = options.data or HUB_NAMES[0]
     rows, others = _read(options.data)
     number = None if others is None else len(others)
@@ -49,9 +45,9 @@ def load(options: Options) -> tuple[Texts, Texts]:
     train = [rows[number] for number in chosen]
     classes = {row.label for row in train}
     if len(classes) < 2 or not held_out:
+        kinds = format_count(len(classes), "class", "classes")
         raise TrainerError(
-            f"{source}: {format_count(len(train), 'row')} to train on, of "
-            f"{format_count(len(classes), 'class', 'classes')}, and "
+            f"{source}: {format_count(len(train), 'row')} to train on, of {kinds}, and "
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give rows of at least two classes to train on, and one row to hold out",
         )
@@ -64,10 +60,9 @@ def _read(data: Path | None) -> tuple[Texts, Texts | None]:
     if not data.is_dir():
         return read_csv(data), None
     files = {path.name: path for path in sorted(data.glob("*.csv"))}
-    pair = ("train.csv", "test.csv")
-    if files.keys() >= set(pair):
-        train, test = (read_csv(files[name]) for name in pair)
-        return train, test
+    train, test = files.get("train.csv"), files.get("test.csv")
+    if train is not None and test is not None:
+        return read_csv(train), read_csv(test)
     if len(files) == 1:
         return read_csv(*files.values()), None
     raise TrainerError(
@@ -91,11 +86,10 @@ def read_csv(path: Path) -> Texts:
             else:
                 problems.append(f"line {line}: {row}")
     if problems:
-        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        shown = "".join(f"\n  {problem}" for problem in problems[:_SHOWN])
+        count, every = len(problems), format_count(len(rows) + len(problems), "row")
+        more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
         raise TrainerError(
-            f"{path}: {len(problems)} of {format_count(len(rows) + len(problems), 'row')} "
-            f"cannot be used:{shown}{more}",
+            "\n  ".join([f"{path}: {count} of {every} cannot be used:", *problems[:_SHOWN], *more]),
             hint=f"each row is a class from 1 to {CLASSES}, then one or more columns of text",
         )
     if not rows:
@@ -105,14 +99,13 @@ def read_csv(path: Path) -> Texts:
 
 def read_hub() -> tuple[Texts, Texts]:
     """Return the training and test rows of ``ag_news``, from the cache if offline."""
-    try:
+    with explain_errors(
+        "without --data, ag_news is read by the package datasets, which is missing",
+        "name a csv file with --data, or add datasets to the environment",
+        ModuleNotFoundError,
+    ):
         import datasets
-    except ModuleNotFoundError as error:
-        raise TrainerError(
-            f"without --data, ag_news is read by the package {error.name}, which is missing",
-            hint="name a csv file with --data, or add datasets to the environment",
-        ) from error
-    reasons = []
+    reasons = ["ag_news is not in the Hugging Face cache:"]
     for name in HUB_NAMES:
         try:
             dataset = datasets.load_dataset(name)
@@ -122,7 +115,7 @@ def read_hub() -> tuple[Texts, Texts]:
         train, test = (_read_split(dataset[split]) for split in ("train", "test"))
         return train, test
     raise TrainerError(
-        "ag_news is not in the Hugging Face cache:" + "".join(f"\n  {why}" for why in reasons),
+        "\n  ".join(reasons),
         hint='name a csv file with --data; or list datasets = ["ag_news"] under [assets] in '
         "stager.toml and build again; or fetch it once where there is a network, with "
         "HF_HUB_OFFLINE=0 HF_DATASETS_OFFLINE=0 before this command",
@@ -130,23 +123,17 @@ def read_hub() -> tuple[Texts, Texts]:
 
 
 def _read_split(split: Any) -> Texts:  # noqa: ANN401 - a type of a package that may be missing
-    labels, texts = split["label"], split["text"]
-    return [
-        LabelledText(label=label, text=_clean(text))
-        for label, text in zip(labels, texts, strict=True)
-    ]
+    pairs = zip(split["label"], split["text"], strict=True)
+    return [LabelledText(label, _clean(text)) for label, text in pairs]
 
 
 def _read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         for index, cells in enumerate(reader):
-            if cells and not (index == 0 and _is_header(cells)):
+            is_header = index == 0 and len(cells) > 1 and re.search("[^\\W\\d_]", cells[0])
+            if cells and not is_header:
                 yield reader.line_num, cells
-
-
-def _is_header(cells: Sequence[str]) -> bool:
-    return len(cells) > 1 and any(character.isalpha() for character in cells[0])
 
 
 def _parse_row(cells: Sequence[str]) -> LabelledText | str:
@@ -165,21 +152,14 @@ def _clean(text: str) -> str:
 
 # --- Texts to token numbers, and token numbers to padded batches ---------------------------------
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep", "mask")}
 MOST_UNKNOWN = 0.5
 
 
 class Example(NamedTuple):
     """One text as the model reads it."""
 
-    tokens: list[int]
-    """The token numbers, with the special ones at both ends."""
+    tokens: list[int]  # with the special ones at both ends
     label: int
 
 
@@ -209,9 +189,7 @@ def load_tokenizer(options: Options) -> PreTrainedTokenizerBase:
 def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
     """Return a BERT tokenizer over a WordPiece vocabulary: one token a line, its line its number.
 
-    It is put together from the parts that ``BertTokenizerFast`` has, because that class reads a
-    file given as ``vocab_file=`` in transformers 4 and silently ignores it in transformers 5,
-    after which every word is unknown.
+    ``BertTokenizerFast``, whose parts these are, silently ignores such files in transformers 5.
     """
     vocabulary = read_vocabulary(path)
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -253,47 +231,32 @@ def encode_rows(
 ) -> list[Example]:
     """Return the rows as token numbers, each cut to ``most_tokens``."""
     encoded = tokenizer([row.text for row in rows], truncation=True, max_length=most_tokens)
-    return [
-        Example(tokens=tokens, label=row.label)
-        for tokens, row in zip(encoded["input_ids"], rows, strict=True)
-    ]
+    pairs = zip(encoded["input_ids"], rows, strict=True)
+    return [Example(tokens, row.label) for tokens, row in pairs]
 
 
 def compute_unknown_share(tokenizer: PreTrainedTokenizerBase, examples: Iterable[Example]) -> float:
     """Return the share of tokens that the vocabulary lacks, special ones aside (0 to 1)."""
-    unknown = tokenizer.unk_token_id
-    ignored = set(tokenizer.all_special_ids) - {unknown}
-    total = 0
-    misses = 0
-    for example in examples:
-        tokens = [token for token in example.tokens if token not in ignored]
-        total += len(tokens)
-        misses += tokens.count(unknown)
-    return misses / total if total else 1.0
+    ignored = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    tokens = [one for example in examples for one in example.tokens if one not in ignored]
+    return tokens.count(tokenizer.unk_token_id) / len(tokens) if tokens else 1.0
 
 
 def refuse_unknown(share: float, options: Options) -> None:
-    """Stop before training on texts of which the model would see next to nothing.
-
-    Such a run goes through without an error and never learns: its loss stays at that of a guess.
-    """
-    if share <= MOST_UNKNOWN:
-        return
+    """Stop before training on texts of which the model would see next to nothing."""
     words = options.vocab or options.tokenizer or DEFAULT_TOKENIZER
-    raise TrainerError(
-        f"{share:.0%} of the tokens are unknown to {words}: the model would learn nothing",
-        hint="name the vocabulary that fits the texts (their language, their letter case) with "
-        "--vocab or --tokenizer",
-    )
+    if share > MOST_UNKNOWN:
+        raise TrainerError(
+            f"{share:.0%} of the tokens are unknown to {words}: the model would learn nothing",
+            hint="name the vocabulary that fits the texts (their language, their letter case) with "
+            "--vocab or --tokenizer",
+        )
 
 
 def make_batch(examples: Sequence[Example], padding: int) -> dict[str, Tensor]:
     """Return the examples as tensors, padded to the longest of them; padding is masked."""
-    longest = max(len(example.tokens) for example in examples)
-    tokens = torch.full((len(examples), longest), padding)
-    mask = torch.zeros((len(examples), longest), dtype=torch.long)
-    for row, example in enumerate(examples):
-        tokens[row, : len(example.tokens)] = torch.tensor(example.tokens)
-        mask[row, : len(example.tokens)] = 1
+    rows = [torch.tensor(example.tokens) for example in examples]
+    tokens = pad_sequence(rows, batch_first=True, padding_value=padding)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     labels = torch.tensor([example.label for example in examples])
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}

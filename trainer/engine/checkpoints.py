@@ -64,37 +64,28 @@ def require_finished_run(out: Path, checkpoints: list[str], pattern: str) -> Non
         )
 
 
-# --- The checkpoints of Hugging Face's Trainer: one to resume from, others to remove -------------
-
-# It writes one folder ``checkpoint-STEP`` at the end of each epoch, and its ``trainer_state.json``
-# last, so that a folder with one is complete.
-
+# Hugging Face's Trainer writes ``checkpoint-STEP`` after each epoch, and this file in it last.
 _STATE = "trainer_state.json"
 _PARTS = ("optimizer.pt", "scheduler.pt")
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Names of the file with the weights; a checkpoint has one of them."""
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # one of them
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class Start(NamedTuple):
     """The start of a run."""
 
-    checkpoint: Path | None = None
-    """The checkpoint to resume from; None for initial weights."""
+    checkpoint: Path | None = None  # to resume from; None for initial weights
     epochs_done: float = 0.0
-    """Epochs trained before it was written."""
 
 
 def prepare(options: Options, steps_an_epoch: int) -> Start:
-    """Prepare the output folder, on one rank for all, and return the start of the run.
-
-    The metrics of an earlier run are removed, so that they are never taken for this run's.
-    """
-    out = options.out
+    """Prepare the output folder, without an earlier run's metrics; return the start of the run."""
+    out, start = options.out, Start()
     with guard_output_folder(out):
         out.mkdir(parents=True, exist_ok=True)
-        start = find(options, steps_an_epoch) if options.resume else Start()
-        if not options.resume:
+        if options.resume:
+            start = find(options, steps_an_epoch)
+        else:
             _clear(out)
         (out / METRICS).unlink(missing_ok=True)
     return start
@@ -102,11 +93,7 @@ def prepare(options: Options, steps_an_epoch: int) -> Start:
 
 def find(options: Options, steps_an_epoch: int) -> Start:
     """Return the newest complete checkpoint in the output folder, if there is one."""
-    for folder in reversed(_folders(options.out)):
-        state = _state(folder)
-        if state is None:
-            continue
-        step, epoch = state
+    for folder, step, epoch in reversed(_list_complete(options.out)):
         if abs(step - epoch * steps_an_epoch) > 0.5:
             raise TrainerError(
                 f"{folder} was made with {format_count(round(step / epoch), 'step')} an epoch, and "
@@ -130,9 +117,8 @@ def require_visible_checkpoint(start: Start) -> None:
 def register_safe_types() -> None:
     """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
 
-    From torch 2.6 on it loads only registered types, and transformers before 4.48 does not
-    register NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
-    It also asks torch for the device ``cpu:0``, as accelerate names the CPU, and torch has none.
+    transformers before 4.48 does not register the types of NumPy's random state, as torch 2.6 wants
+    (https://github.com/huggingface/transformers/pull/34632). accelerate names the CPU ``cpu:0``.
     """
     array = np.zeros(1, dtype=np.uint32)
     rebuild = array.__reduce__()[0]  # numpy.core or numpy._core, by version
@@ -146,24 +132,20 @@ def register_safe_types() -> None:
 
 def _clear(out: Path) -> None:
     """Remove a finished run's checkpoints: the Trainer keeps the highest numbers, of any run."""
-    folders = [folder for folder in _folders(out) if _state(folder) is not None]
+    folders = [folder for folder, _, _ in _list_complete(out)]
     require_finished_run(out, [folder.name for folder in folders], f"-r {out}/checkpoint-*")
     for folder in folders:
         shutil.rmtree(folder)
 
 
-def _folders(out: Path) -> list[Path]:
-    names = ((_NAME.fullmatch(path.name), path) for path in out.iterdir() if path.is_dir())
-    return [path for _, path in sorted((int(name[1]), path) for name, path in names if name)]
-
-
-def _state(folder: Path) -> tuple[int, float] | None:
-    try:
-        state: Any = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    has_weights = any((folder / name).is_file() for name in _WEIGHTS)
-    if not has_weights or not all((folder / name).is_file() for name in _PARTS):
-        return None
-    step, epoch = state.get("global_step"), state.get("epoch")
-    return (int(step), float(epoch)) if step and epoch else None
+def _list_complete(out: Path) -> list[tuple[Path, int, float]]:
+    """Return the complete checkpoints, oldest first, with their steps and epochs."""
+    found = []
+    for folder in (path for path in out.iterdir() if _NAME.fullmatch(path.name)):
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            state: Any = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            step, epoch = int(state.get("global_step")), float(state.get("epoch"))
+            has_weights = any((folder / name).is_file() for name in _WEIGHTS)
+            if has_weights and all((folder / name).is_file() for name in _PARTS) and step and epoch:
+                found.append((folder, step, epoch))
+    return sorted(found, key=lambda one: int(one[0].name.rpartition("-")[2]))

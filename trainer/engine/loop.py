@@ -1,8 +1,7 @@
 """The training loop: plain PyTorch, the same for one process and for a thousand.
 
 Everything random (the order of rows, augmentation, dropout) is a function of the seed and of the
-position in the run. So a run that resumes from a checkpoint ends with the same weights as one that
-was never interrupted.
+position in the run, so that a run that resumes ends with the same weights.
 """
 
 from __future__ import annotations
@@ -22,26 +21,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..config import Options, TrainerError, TrainingStopped
-from ..data.rows import Rows
 from ..network import dist
 from ..network.dist import World
 from . import saving, sync
 from .progress import Progress
 from .run import Position, Run, Share, Task
 
-_INTERVAL_SECONDS = 0.3
-"""Between two reductions: each wakes every rank, which costs most if ranks share CPUs."""
-_MOST_STEPS = 50  # steps between two reductions at most
+# Between two reductions: each wakes every rank, which costs most if ranks share CPUs.
+_INTERVAL_SECONDS, _MOST_STEPS = 0.3, 50
 _EVALUATION_ROWS = 256  # rows of one batch of an evaluation, which takes less memory than training
-
-# --- Signals to stop: from a scheduler before its time limit, from an administrator, from Ctrl-C
-
-# A rank that stopped at once would leave the others waiting in a collective. So it only records the
-# signal, and all ranks stop together after a step (see :class:`Reduction`), with a checkpoint.
 
 
 class StopSignal:
-    """Whether this rank has received a signal to stop."""
+    """Whether this rank has received a signal to stop: from a scheduler, an administrator, Ctrl-C.
+
+    A rank that stopped at once would leave the others waiting in a collective. So it only records
+    the signal, and all ranks stop together after a step (see :class:`Reduction`).
+    """
 
     def __init__(self) -> None:
         self.received = False
@@ -69,8 +65,7 @@ def record_signals() -> Iterator[StopSignal]:
 class Reduction:
     """The losses and stop signals of all ranks, added up some steps late, so that no rank waits.
 
-    All ranks get the same results at the same step, and so make the same decisions. Several short
-    steps are reduced together.
+    All ranks get the same results at the same step. Several short steps are reduced together.
     """
 
     def __init__(self, run: Run, progress: Progress, stop_signal: StopSignal) -> None:
@@ -80,8 +75,8 @@ class Reduction:
         self._since = time.perf_counter()
         self._sent: Tensor | None = None
         self._work: Any = None
+        # Position, rate and rows of the steps whose losses are not known yet.
         self._waiting: deque[tuple[Position, float, int]] = deque()
-        """Position, rate and rows of the steps whose losses are not known yet."""
         self._total, self._rows = 0.0, 0
 
     def add(self, part: Tensor, at: Position, lr: float, rows: int) -> None:
@@ -137,13 +132,9 @@ class Reduction:
         self._progress.step(at.step, epoch, loss / rows, lr, rows)
 
 
-def train(task: Task, options: Options, world: World) -> None:
-    """Train to the end, with a checkpoint after each epoch; then write model and metrics.
-
-    Raises:
-        TrainerError: on every rank, if the output folder or a checkpoint is unusable.
-        TrainingStopped: a signal came. A checkpoint has been written.
-    """
+def train(make_task: Callable[[Options], Task], options: Options, world: World) -> None:
+    """Train to the end, with a checkpoint after each epoch; then write model and metrics."""
+    task = dist.run_on_all_ranks(world, lambda: make_task(options))
     run = Run(task, options, world)
     saving.prepare_folder(run, os.environ)
     progress = dist.run_on_all_ranks(
@@ -159,7 +150,7 @@ def train(task: Task, options: Options, world: World) -> None:
             progress.epoch(run.at.epoch, run.at.step, average, accuracy)
             saving.save_epoch(run, accuracy)
             if run.stopping and run.at.epoch < options.epochs:
-                raise TrainingStopped(run.at.step)
+                raise TrainingStopped(f"stopped after step {run.at.step}")
         if not progress.rows:  # the run was complete before
             accuracy, loss = evaluate(task, world)
     saving.write_results(run, progress, accuracy, loss)
@@ -180,18 +171,16 @@ def _train_epoch(run: Run, reduction: Reduction) -> float:
             reduction.finish()  # up to the step that is saved
             saving.save_step(run)
             if run.stopping:
-                raise TrainingStopped(run.at.step)
+                raise TrainingStopped(f"stopped after step {run.at.step}")
     mean_loss = reduction.finish()
     run.sync.share()
     return mean_loss
 
 
 def _warm_up(run: Run) -> None:
-    """Run a step that changes nothing.
+    """Run a step that changes nothing: after it, DDP rearranges its buckets once and for all.
 
-    After its first backward pass, DistributedDataParallel rearranges its buckets, and Gloo then
-    adds numbers in another order. In a run that resumes this would happen at another step than in
-    the original one, and it would end with other bits.
+    Else a run that resumes would add numbers in another order, and end with other bits.
     """
     if isinstance(run.sync, sync.Ddp):
         share = run.order.share(run.at, run.world.rank, run.world.size)
@@ -202,7 +191,9 @@ def _warm_up(run: Run) -> None:
 def _train_step(run: Run, share: Share) -> Tensor:
     # torch.manual_seed would record its call stack for each kind of GPU that is missing: a tenth of
     # a short step, and memory that is never released.
-    seed = _mix_seeds(run.options.seed, run.at.step, run.world.rank)
+    seed = 0
+    for number in (run.options.seed, run.at.step, run.world.rank):
+        seed = (seed * 1_000_003 + number + 1) % (1 << 62)
     torch.default_generator.manual_seed(seed)
     if run.world.device != "cpu":
         torch.cuda.manual_seed(seed)
@@ -219,8 +210,7 @@ def _train_step(run: Run, share: Share) -> Tensor:
 def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
     """Return the value that this rank minimises, and its part of the sum of the losses.
 
-    The mean over all ranks of the first is the mean loss of all rows of the step, also where the
-    ranks have different numbers of them; a mean of the ranks' means would not be.
+    The ranks' mean of the first is that of all rows of the step, however many a rank has.
     """
     task, device = run.task, run.world.device
     started = time.perf_counter()
@@ -236,7 +226,7 @@ def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
 
 def evaluate(task: Task, world: World) -> tuple[float, float]:
     """Return the accuracy on the held-out rows, and their mean loss in nats."""
-    rows: Rows = task.held_out
+    rows = task.held_out
 
     def score(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return task.model(rows.inputs[numbers].to(world.device)), rows.labels[numbers]
@@ -251,33 +241,20 @@ def measure_accuracy(
     world: World,
     score: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[float, float]:
-    """Return the share of right answers, and the mean cross-entropy in nats; each row counts once.
+    """Return the share of right answers, and the mean cross-entropy in nats.
 
-    The ranks take turns with the rows and add up what they found: no row is seen twice, as it
-    would be where shares are padded to the same length.
-
-    Args:
-        model: it is put into evaluation mode.
-        rows: their number, over all ranks.
-        batch: rows that are scored at a time.
-        world: this rank's.
-        score: given the numbers of some rows, returns their scores for each class and their labels.
+    The ranks take turns with the rows, so that each counts once; shares padded to the same length
+    would count some twice. ``score`` returns scores for each class, and labels, of numbered rows.
     """
     right = loss = 0.0
     model.eval()
-    mine = torch.arange(rows)[world.rank :: world.size]
     with torch.inference_mode():
-        for numbers in mine.split(batch) if len(mine) else ():
+        for numbers in torch.arange(rows)[world.rank :: world.size].split(batch):
+            if not len(numbers):
+                continue  # a rank without rows
             scores, labels = score(numbers)
             scores, labels = scores.float(), labels.to(world.device)
             right += float((scores.argmax(dim=-1) == labels).sum())
             loss += float(cross_entropy(scores, labels, reduction="sum"))
     right, loss = dist.sum_over_ranks(world, [right, loss])
     return right / rows, loss / rows
-
-
-def _mix_seeds(*numbers: int) -> int:
-    seed = 0
-    for number in numbers:
-        seed = (seed * 1_000_003 + number + 1) % (1 << 62)
-    return seed

@@ -9,40 +9,45 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..config import explain_errors
 from ..network import dist
+from .checkpoints import write_whole
 
 LOG = "metrics.jsonl"
 _SECONDS = 1.0
-_BOARD_SECONDS = 0.5
-"""Between two points of a curve in TensorBoard: a point costs as much as a small network's step."""
+_BOARD_SECONDS = 0.5  # between two points in TensorBoard: one costs as much as a small step
 _BAR = 24
 
 
 class Progress:
-    """Counts steps and rows, and reports for all ranks, on one of them."""
+    """Counts steps and rows; the rank that ``speaks`` reports them for all."""
 
     def __init__(self, out: Path, steps: int, *, speaks: bool) -> None:
-        """Begin; only the rank that ``speaks`` writes ``metrics.jsonl``, and reports."""
         self._steps, self._speaks = steps, speaks
-        self._file: IO[str] | None = _open_log(out) if speaks else None
-        self._board = _open_board(out) if speaks else None
+        hint = "name a folder that can be written to with --out"
+        with explain_errors(f"{out / LOG} cannot be written", hint):
+            self._file = (out / LOG).open("a", encoding="utf-8") if speaks else None
+        self._board: Any = None  # TensorBoard's, where it is installed
+        if speaks and importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            with self._guard_tensorboard():
+                self._board = SummaryWriter(log_dir=str(out / "tensorboard"))
         self._started = self._said = time.monotonic()
         self._drawn = self._started - _BOARD_SECONDS
         self._bar = speaks and sys.stdout.isatty()
         self._count = 0
-        self.rows = 0
-        """Rows that all ranks have trained on since the beginning."""
+        self.rows = 0  # that all ranks have trained on since the beginning
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning."""
+        """Time since the beginning."""
         return time.monotonic() - self._started
 
     def step(self, step: int, epoch: float, loss: float, lr: float, rows: int) -> None:
-        """Note a step, numbered from 1; ``rows`` are those of all ranks, ``loss`` is their mean."""
+        """Note a step, numbered from 1, of all ranks: ``rows``, and their mean ``loss``."""
         self.rows, self._count = self.rows + rows, self._count + 1
         if not self._speaks:
             return
@@ -58,16 +63,13 @@ class Progress:
             return
         self._said = now
         left = (self._steps - step) * self.seconds / self._count
-        line = (
-            f"step {step}/{self._steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.2e} "
-            f"{rate:.0f} samples/s eta {_format_clock(left)}"
-        )
+        line = f"step {step}/{self._steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.2e} "
+        line += f"{rate:.0f} samples/s eta {_format_clock(left)}"
         if not self._bar:
             dist.write_line(line)
             return
-        filled = _BAR * step // max(1, self._steps)
-        sys.stdout.write(f"\r[{'#' * filled}{'.' * (_BAR - filled)}] {line}\x1b[K")
-        sys.stdout.write("\n" if last else "")
+        bar = ("#" * (_BAR * step // self._steps)).ljust(_BAR, ".")
+        sys.stdout.write(f"\r[{bar}] {line}\x1b[K" + ("\n" if last else ""))
         sys.stdout.flush()
 
     def epoch(self, epoch: int, step: int, loss: float, accuracy: float) -> None:
@@ -77,9 +79,8 @@ class Progress:
             self._note({"step": step, "epoch": epoch, **values})
             self._draw(values, step)
             clear = "\r\x1b[K" if self._bar else ""
-            dist.write_line(
-                f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}"
-            )
+            figures = f"Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}"
+            dist.write_line(f"{clear}Epoch {epoch} - {figures}")
 
     def close(self) -> None:
         """Write everything that is still buffered."""
@@ -91,8 +92,9 @@ class Progress:
 
     def _note(self, values: dict[str, float]) -> None:
         if self._file is not None:
+            values = {**values, "seconds": round(self.seconds, 3)}
             try:
-                self._file.write(json.dumps({**values, "seconds": round(self.seconds, 3)}) + "\n")
+                self._file.write(json.dumps(values) + "\n")
                 self._file.flush()
             except OSError as error:  # the next checkpoint ends the run, on all ranks
                 dist.write_line(f"warning: {LOG} is no longer written: {error.strerror or error}")
@@ -110,7 +112,7 @@ class Progress:
         try:
             yield
         except Exception as error:  # its writer passes on what failed in a thread of its own
-            dist.write_line(f"warning: TensorBoard's files are no longer written: {error}")
+            dist.write_line(f"warning: no more of TensorBoard's files are written: {error}")
             self._board = None
 
 
@@ -128,28 +130,8 @@ def remove_later_steps(out: Path, step: int) -> int:
             last = max(last, number)
             if number <= step:
                 kept.append(line)
-        partial = path.with_name(f".{LOG}.part")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, "".join(kept).encode())
     return last - step
-
-
-def _open_log(out: Path) -> IO[str]:
-    hint = "name a folder that can be written to with --out"
-    with explain_errors(f"{out / LOG} cannot be written", hint):
-        return (out / LOG).open("a", encoding="utf-8")
-
-
-def _open_board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need not be there
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    try:
-        return SummaryWriter(log_dir=str(out / "tensorboard"))
-    except OSError as error:
-        dist.write_line(f"warning: there will be no TensorBoard files: {error}")
-        return None
 
 
 def _format_clock(seconds: float) -> str:

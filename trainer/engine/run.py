@@ -1,13 +1,12 @@
 """One training run on this rank: its task, the rows of each step, its position.
 
-Every row is seen once an epoch, for any number of ranks. The order of rows is a function of the
-seed and the epoch, and the rows of a step are those at a position in it. So a run can resume from a
-position alone, also with another number of ranks than before.
+Every row is seen once an epoch, for any number of ranks. The order of rows is a function of seed
+and epoch, so a run can resume from a position alone, also with another number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,9 +20,6 @@ from ..network import dist
 from ..network.dist import World
 from . import sync
 
-Augment = Callable[[Tensor, Tensor, int], Tensor]
-"""Given inputs, the numbers of their rows and the epoch, returns them changed a little."""
-
 _WARMUP = 0.1  # the fraction of all rows over which the rate rises
 _EPOCHS = 1 << 20  # more epochs than any run has: the seeds of different runs stay apart
 
@@ -31,29 +27,23 @@ _EPOCHS = 1 << 20  # more epochs than any run has: the seeds of different runs s
 class Position(NamedTuple):
     """A position in a run."""
 
-    epoch: int = 0
-    """Number of whole epochs that are done."""
-    row: int = 0
-    """Rows of the next one that are done, over all ranks."""
+    epoch: int = 0  # whole epochs that are done
+    row: int = 0  # rows of the next one that are done, over all ranks
     step: int = 0
 
 
 class Share(NamedTuple):
     """The work of one rank in one step."""
 
-    rows: Tensor
-    """The numbers of its rows, at least one: whole numbers, shape (n,)."""
-    weights: Tensor
-    """1 for each row, and 0 for one that only keeps a rank without rows busy: shape (n,)."""
-    total: int
-    """Rows of the step over all ranks."""
+    rows: Tensor  # the numbers of its rows, at least one: shape (n,)
+    weights: Tensor  # 1 for each, and 0 for one that only keeps a rank without rows busy
+    total: int  # rows of the step over all ranks
 
 
 class Order:
-    """The order of rows in each epoch."""
+    """The order of rows in each epoch; ``batch`` counts the rows of one step over all ranks."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
-        """Describe the order; ``batch`` counts the rows of one step over all ranks."""
         self.rows, self.batch = rows, batch
         self._seed = seed
         self._epoch, self._order = -1, None
@@ -64,10 +54,9 @@ class Order:
         return -(-self.rows // self.batch)
 
     def share(self, at: Position, rank: int, size: int) -> Share:
-        """Return the work of rank ``rank`` of ``size`` in the step at a position.
+        """Return the work of rank ``rank`` of ``size``: the ranks take turns with the rows.
 
-        The ranks take turns with the rows. In a last, short step a rank may have none: it works on
-        one of another's, which does not count, as all ranks have to take part.
+        A rank without rows in a last, short step works on another's, which does not count.
         """
         step = self._shuffle(at.epoch)[at.row : at.row + self.batch]
         mine = step[rank::size]
@@ -78,9 +67,8 @@ class Order:
     def advance(self, at: Position) -> Position:
         """Return the position after the step at a position."""
         row = at.row + self.batch
-        if row >= self.rows:
-            return Position(epoch=at.epoch + 1, row=0, step=at.step + 1)
-        return Position(epoch=at.epoch, row=row, step=at.step + 1)
+        epoch, row = (at.epoch, row) if row < self.rows else (at.epoch + 1, 0)
+        return Position(epoch, row, at.step + 1)
 
     def _shuffle(self, epoch: int) -> Tensor:
         if self._order is None or epoch != self._epoch:
@@ -91,16 +79,15 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The model of a workload with its rows, and the settings of learning."""
+    """The model of a workload, its rows, and how it learns."""
 
     model: nn.Module
     train: Rows
     held_out: Rows
     lr: float
-    optimizer: Callable[[nn.Module], Optimizer]
-    """Makes the optimizer of the model's parameters; its rate is set before each step."""
-    augment: Augment | None = None
-    """Changes inputs while training; a function of row and epoch alone."""
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]  # its rate is set before each step
+    augment: Callable[[Tensor, Tensor, int], Tensor] | None = None
+    """Changes inputs while training, by the numbers of their rows and the epoch alone."""
 
 
 class Run:
@@ -110,25 +97,21 @@ class Run:
         """Prepare the run on all ranks; TrainerError on every rank if the options do not fit."""
         self.task, self.options, self.world = task, options, world
         rows = {"rows to train on": task.train, "rows held out": task.held_out}
-        sync.require_same_inputs(
-            world, options, {name: sync.describe_rows(of) for name, of in rows.items()}
-        )
+        facts = {name: sync.describe_rows(of) for name, of in rows.items()}
+        sync.require_same_inputs(world, options, facts)
         task.model.to(world.device)
         is_fast = float(is_bfloat16(options.precision, world.device))
         self.mixed = dist.sum_over_ranks(world, [is_fast])[0] == world.size
         self.sync: sync.Alone = dist.run_on_all_ranks(
             world, lambda: sync.synchronise_model(options.sync, task.model, world, mixed=self.mixed)
         )
-        self.optimizer: Optimizer = task.optimizer(task.model)
+        self.optimizer: Optimizer = task.optimizer(task.model.parameters())
         dist.run_on_all_ranks(world, lambda: require_fitting_batch(options, len(task.train)))
         self.order = Order(len(task.train), options.batch_size * world.size, options.seed)
         self.at = Position()
-        self.best = -1.0
-        """The highest accuracy so far."""
-        self.stopping = False
-        """True if some rank has received a signal to stop; the same on all."""
-        self.reading = self.stepping = 0.0
-        """Seconds that this rank spent on preparing rows, and on its steps in all."""
+        self.best = -1.0  # the highest accuracy so far
+        self.stopping = False  # True on all ranks if some rank has received a signal to stop
+        self.reading = self.stepping = 0.0  # seconds of this rank for rows, and for steps in all
 
     @property
     def steps(self) -> int:
@@ -137,20 +120,14 @@ class Run:
         return self.at.step + left + (self.options.epochs - self.at.epoch - 1) * self.order.steps
 
     def set_rate(self) -> float:
-        """Set the rate of the next step, and return it."""
+        """Set the rate of the next step: a linear rise over a tenth, then a fall to zero."""
         rows = self.order.rows
         done = (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
-        lr = compute_rate(done, self.options.lr or self.task.lr)
+        height = (1 - done) / (1 - _WARMUP) if done >= _WARMUP else 0.1 + 0.9 * done / _WARMUP
+        lr = (self.options.lr or self.task.lr) * height
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-
-def compute_rate(done: float, peak: float) -> float:
-    """Return the rate at ``done`` (0 to 1): a linear rise over a tenth, then a fall to zero."""
-    if done < _WARMUP:
-        return peak * (0.1 + 0.9 * done / _WARMUP)
-    return peak * max(0.0, 1 - done) / (1 - _WARMUP)
 
 
 def is_bfloat16(setting: str, device: str) -> bool:

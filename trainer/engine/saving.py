@@ -1,4 +1,8 @@
-"""The files of the training loop: checkpoints while it runs, model and metrics at its end."""
+"""The files of the training loop: checkpoints while it runs, model and metrics at its end.
+
+A checkpoint is ``checkpoint_epoch_N.pt`` at the end of an epoch, ``checkpoint_step_N.pt`` within
+one. The note beside it, with its digest and step, is written last: without one it is not complete.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +31,14 @@ from .checkpoints import (
 )
 from .run import Position, Run
 
-# --- The checkpoints of the training loop: written whole or not at all, and never trusted unread
-
-# A checkpoint is ``checkpoint_epoch_N.pt`` at the end of an epoch and ``checkpoint_step_N.pt``
-# within one; beside it lies a note, ``.json``, with its digest and its step. The note is written
-# last: a checkpoint without one is not complete.
-
-BEST = "best.pt"
-DAMAGED = ".damaged"  # added to the name of a damaged checkpoint, which is no longer used
+BEST, MODEL = "best.pt", "model.pt"
+_JOB = ".job"  # names the job that writes here; if that is started again, it resumes
+_REMOVE = "remove it, and --resume continues from the one before it"
 _NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
 
 
 class Note(NamedTuple):
-    """The facts about a checkpoint that are known without loading it."""
+    """A complete checkpoint, which is not loaded yet."""
 
     path: Path
     step: int
@@ -66,38 +65,33 @@ def write_checkpoint(path: Path, data: bytes, step: int) -> None:
 
 
 def list_complete(out: Path) -> list[Note]:
-    """Return the notes of the complete checkpoints in a folder, oldest first."""
+    """Return the complete checkpoints in a folder, oldest first."""
     notes = []
-    for path in _checkpoints(out):
+    for path in _list_checkpoints(out):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raw = json.loads(_locate_note(path).read_text(encoding="utf-8"))
             notes.append(Note(path=path, step=int(raw["step"]), sha256=str(raw["sha256"])))
     return sorted(notes, key=lambda note: (note.step, note.path.name))
 
 
-def _checkpoints(out: Path) -> list[Path]:
-    if not out.is_dir():
-        return []
-    return [path for path in out.iterdir() if _NAME.fullmatch(path.name)]
+def _list_checkpoints(out: Path) -> list[Path]:
+    return [path for path in sorted(out.glob("checkpoint_*.pt")) if _NAME.fullmatch(path.name)]
 
 
 def find_newest(out: Path) -> tuple[Note, bytes] | None:
-    """Return the newest sound checkpoint with its bytes; report damaged ones, and skip them.
-
-    None if there is none, and none is damaged.
-    """
+    """Return the newest sound checkpoint with its bytes; report damaged ones, and skip them."""
     for note in reversed(list_complete(out)):
+        why = "is damaged"
         try:
             data = note.path.read_bytes()
             if hashlib.sha256(data).hexdigest() == note.sha256:
                 return note, data
-            why = "is damaged"
         except OSError as error:
             why = f"cannot be read ({error.strerror or error})"
         dist.write_line(f"warning: {note.path} {why}; the one before it is used")
         # Otherwise it would count when old checkpoints are removed, and sound ones would go first.
         with suppress(OSError):
-            note.path.replace(f"{note.path}{DAMAGED}")
+            note.path.replace(f"{note.path}.damaged")
     if any(out.glob("checkpoint_*.json")):
         raise TrainerError(
             f"no checkpoint in {out} can be used",
@@ -108,17 +102,9 @@ def find_newest(out: Path) -> tuple[Note, bytes] | None:
 
 def load_state(data: bytes, name: str) -> dict[str, Any]:
     """Return the state in a checkpoint's bytes, without running any code in them."""
-    try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        if isinstance(state, dict):
-            return state
-        why = "it is not a mapping"
-    except Exception as error:  # torch's, zip's and pickle's own: it is no checkpoint of ours
-        why = str(error).strip().partition("\n")[0][:200]
-    raise TrainerError(
-        f"{name} cannot be loaded: {why}",
-        hint="remove it, and --resume continues from the one before it",
-    )
+    # torch's, zip's and pickle's own errors: it is no checkpoint of ours.
+    with explain_errors(f"{name} cannot be loaded", _REMOVE, Exception):
+        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
 def remove_older_checkpoints(out: Path, keep: int) -> None:
@@ -132,7 +118,7 @@ def remove_older_checkpoints(out: Path, keep: int) -> None:
 def remove_checkpoints(out: Path) -> None:
     """Remove every checkpoint, including damaged ones and the best one."""
     for path in [*out.glob("checkpoint_*.pt*"), *out.glob(BEST)]:
-        if path.name == BEST or _NAME.fullmatch(path.name.removesuffix(DAMAGED)):
+        if path.name == BEST or _NAME.fullmatch(path.name.removesuffix(".damaged")):
             path.unlink()
             _locate_note(path).unlink(missing_ok=True)
 
@@ -141,31 +127,23 @@ def _locate_note(path: Path) -> Path:
     return path.with_name(path.name.partition(".")[0] + ".json")
 
 
-# --- The files of a run: checkpoints while it lasts, model and metrics at its end ----------------
-
-MODEL = "model.pt"
-_JOB = ".job"  # the file with the job that writes here; if that is started again, it resumes
-
-
 def prepare_folder(run: Run, environ: Mapping[str, str]) -> None:
     """Prepare the output folder, and resume from its newest sound checkpoint if requested."""
     options, world = run.options, run.world
     newest = dist.run_on_first_rank(world, lambda: _prepare(options, environ))
     _warn_of_other_disks(options, world)
     if world.is_first and run.mixed:
-        dist.write_line(
-            "computing in bfloat16 where that is accurate enough (--precision float32: nowhere)"
-        )
-    if newest is None:
-        if world.is_first:
-            progress.remove_later_steps(options.out, 0)
+        where = "where that is accurate enough (--precision float32: nowhere)"
+        dist.write_line(f"computing in bfloat16 {where}")
+    if newest is not None:
+        name, data = newest
+        dist.run_on_all_ranks(world, lambda: _restore(run, load_state(data, name), name))
+    if not world.is_first:
         return
-    name, data = newest
-    dist.run_on_all_ranks(world, lambda: _restore(run, load_state(data, name), name))
-    if world.is_first:
-        lost = progress.remove_later_steps(options.out, run.at.step)
-        left = f"{format_count(lost, 'step')} to do again"
-        dist.write_line(f"resuming from {name}, after {format_count(run.at.step, 'step')} ({left})")
+    lost = progress.remove_later_steps(options.out, run.at.step)
+    if newest is not None:
+        done, left = (format_count(number, "step") for number in (run.at.step, lost))
+        dist.write_line(f"resuming from {newest[0]}, after {done} ({left} to do again)")
 
 
 def save_epoch(run: Run, accuracy: float) -> None:
@@ -222,22 +200,16 @@ def _measure_shares(run: Run) -> dict[str, float]:
 
 
 def get_job_name(environ: Mapping[str, str]) -> str:
-    """Return the job's name, which stays the same when it is started again; empty for none.
-
-    Slurm keeps a job's number when it goes back into the queue; torchrun has an id for each launch,
-    which is ``none`` by default.
-    """
+    """Return the job's name, which stays the same when it is started again; empty for none."""
     slurm, elastic = environ.get("SLURM_JOB_ID", ""), environ.get("TORCHELASTIC_RUN_ID", "")
     if slurm:
         return f"slurm {slurm}"
-    if elastic in ("", "none"):
-        return ""
-    return f"torchrun {elastic}"
+    return "" if elastic in ("", "none") else f"torchrun {elastic}"  # none is torchrun's default
 
 
 def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] | None:
     out, newest = options.out, None
-    with guard_output_folder(options.out):
+    with guard_output_folder(out):
         out.mkdir(parents=True, exist_ok=True)
         if options.resume or _is_unfinished_work(out, environ):
             newest = find_newest(out)
@@ -256,18 +228,16 @@ def _is_unfinished_work(out: Path, environ: Mapping[str, str]) -> bool:
     For a job that is started again, finished work counts, too: a rank may have died after it.
     """
     job, mark = get_job_name(environ), out / _JOB
-    if not job or not mark.is_file():
-        return False
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     is_restart = any(environ.get(name, "0") not in ("", "0") for name in counts)
-    if (out / METRICS).is_file() and not is_restart:
+    if not job or not mark.is_file() or ((out / METRICS).is_file() and not is_restart):
         return False
     return mark.read_text("utf-8", errors="replace") == job
 
 
 def _clear(out: Path) -> None:
     complete = [note.path for note in list_complete(out)]
-    left = [path.name for path in complete or sorted(_checkpoints(out))]
+    left = [path.name for path in complete or _list_checkpoints(out)]
     require_finished_run(out, left, f"{out}/checkpoint_*")
     if left:
         dist.write_line(f"{out} has a finished run: it is replaced")
@@ -290,16 +260,15 @@ def _restore(run: Run, state: dict[str, Any], name: str) -> None:
             raise ValueError(f"epoch {at.epoch}, row {at.row}, step {at.step}")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise TrainerError(
-            f"{name} cannot be resumed from: {type(error).__name__}: {error}",
-            hint="remove it, and --resume continues from the one before it",
+            f"{name} cannot be resumed from: {type(error).__name__}: {error}", hint=_REMOVE
         ) from error
     run.at = at
 
 
 def _describe_run(run: Run) -> dict[str, object]:
     """Return what must be the same where a run resumes."""
-    options = run.options
-    return {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
+    rows = len(run.task.train)
+    return {"workload": run.options.workload, "rows": rows, "seed": run.options.seed}
 
 
 def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
@@ -308,8 +277,9 @@ def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
         for key, value in _describe_run(run).items()
         if state.get(key) != value
     ]
-    shapes = _shapes(run.task.model.state_dict())
-    if not differences and _shapes(state.get("model", {})) != shapes:
+    mine, saved = run.task.model.state_dict(), state.get("model", {})
+    shapes = [{key: tensor.shape for key, tensor in each.items()} for each in (mine, saved)]
+    if not differences and shapes[0] != shapes[1]:
         differences = ["another model"]
     if differences:
         raise TrainerError(
@@ -317,10 +287,6 @@ def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
             hint="resume with the same workload, --data, --subset, --held-out and --seed, or "
             "start again in another --out",
         )
-
-
-def _shapes(weights: Mapping[str, Any]) -> dict[str, object]:
-    return {key: tensor.shape for key, tensor in weights.items()}
 
 
 def _save(run: Run, name: str, *, is_best: bool) -> None:
@@ -341,7 +307,7 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
 
 def _warn_of_other_disks(options: Options, world: World) -> None:
     """Warn if the folder is not the same one on all nodes: a later run may start elsewhere."""
-    out = options.out
+    out = options.out.absolute()
     if world.size == world.local_size:
         return
 
@@ -351,13 +317,12 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
             (out / name).touch()
         return name
 
-    name = dist.run_on_first_rank(world, make_mark)
-    unseen = dist.sum_over_ranks(world, [float(not (out / name).exists())])[0]
+    mark = out / dist.run_on_first_rank(world, make_mark)
+    unseen = dist.sum_over_ranks(world, [float(not mark.exists())])[0]
     if world.is_first:
-        (out / name).unlink(missing_ok=True)
-        if unseen:
-            dist.write_line(
-                f"warning: --out {out.absolute()} is on this node's own disk: a run that is "
-                "started again on other nodes will not find its checkpoints; name a folder on a "
-                "shared file system"
-            )
+        mark.unlink(missing_ok=True)
+    if world.is_first and unseen:
+        dist.write_line(
+            f"warning: --out {out} is on this node's own disk: a run that is started again on "
+            "other nodes will not find its checkpoints; name a folder on a shared file system"
+        )

@@ -16,20 +16,18 @@ from ..data.rows import Rows
 from ..network import dist
 from ..network.dist import World
 
-# --- A check that all ranks have the same rows and options ---------------------------------------
-
-# A difference would not be noticed otherwise: the ranks average what they have, whatever it is, or
-# wait for each other in different collectives.
-
+# Options that decide the steps and their content.
 _OPTIONS = (
     *("workload", "epochs", "subset", "held_out", "batch_size", "lr", "seed"),
     *("sync", "precision", "save_every"),
 )
-"""Options that decide the steps and their content; ``out`` matters on rank 0 alone."""
 
 
 def require_same_inputs(world: World, options: Options, rows: Mapping[str, str]) -> None:
-    """Continue only if every rank has the options and rows of rank 0."""
+    """Continue only if every rank has the options and rows of rank 0.
+
+    Otherwise the ranks would average whatever they have, or wait in different collectives.
+    """
     mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
     mine |= rows
     first = dist.run_on_first_rank(world, lambda: mine)
@@ -56,41 +54,30 @@ def describe_rows(rows: Rows) -> str:
     return f"{len(rows)}, labels {hashlib.sha256(labels.encode()).hexdigest()[:8]}"
 
 
-# --- Synchronisation of the copies of a model on all ranks, in four ways with the same result ----
+# --- Synchronisation of the models on all ranks, in four ways with the same result ---------------
 
-# ``ddp`` is what one uses. The others do by hand what it does: ``all-reduce`` adds up the gradients
-# on all ranks, ``parameter-server`` keeps weights and optimizer on rank 0, and ``dp`` splits each
-# batch over the GPUs of one process.
-#
 # A rank's loss is scaled so that the *mean* of all gradients is that of the whole step.
 
 
 class Precise(nn.Module):  # type: ignore[misc]  # torch may be missing where types are checked
-    """A model that is computed in bfloat16 where that is accurate enough.
-
-    In the model and not around its call, as DataParallel calls it in threads of its own.
-    """
+    """A model in bfloat16 where that is accurate enough, also in DataParallel's threads."""
 
     def __init__(self, inner: nn.Module, device: str) -> None:
-        """Wrap a model for a kind of device, ``cpu`` or ``cuda``."""
         super().__init__()
         self.inner, self._device = inner, device
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute it."""
+        """Compute the model."""
         with torch.autocast(self._device, dtype=torch.bfloat16):
             return self.inner(inputs)
 
 
 class Alone:
-    """One process, without anything to synchronise."""
+    """One process, without anything to synchronise; ``whole`` computes the model."""
 
     def __init__(self, model: nn.Module, whole: nn.Module) -> None:
-        """Take the model, and the module that computes it (:class:`Precise`)."""
-        self.model = model
-        self.forward: nn.Module = whole
-        self.spent = 0.0
-        """Seconds in which this rank only exchanged data with the others."""
+        self.model, self.forward = model, whole
+        self.spent = 0.0  # seconds in which this rank only exchanged data with the others
 
     def pull(self) -> None:
         """Get the weights before a step."""
@@ -109,8 +96,8 @@ class Ddp(Alone):
     def __init__(self, model: nn.Module, whole: nn.Module) -> None:
         super().__init__(model, nn.parallel.DistributedDataParallel(whole))
         self._computed = 0.0
-        # In most networks the first parameters get their gradients last. One call a step costs next
-        # to nothing; one for each parameter took two per cent of a small network's time.
+        # In most networks the first parameters get their gradients last. A call for each parameter
+        # took two per cent of a small network's time.
         first = next((one for one in model.parameters() if one.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._note)
@@ -135,7 +122,7 @@ class AllReduce(Alone):
 
     def update(self, optimizer: Optimizer) -> None:
         """Average the gradients, then every rank takes the same step."""
-        gradients = self._collect()
+        gradients = self._collect_gradients()
         with self._measure_exchange():
             distributed.all_reduce(gradients)
         self._step(optimizer, gradients)
@@ -152,8 +139,7 @@ class AllReduce(Alone):
         yield
         self.spent += time.perf_counter() - started
 
-    def _collect(self) -> Tensor:
-        """Return all gradients in one row; zeros for a parameter without."""
+    def _collect_gradients(self) -> Tensor:
         gradients = (
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self.model.parameters()
@@ -177,7 +163,7 @@ class ParameterServer(AllReduce):
 
     def update(self, optimizer: Optimizer) -> None:
         """Add up the gradients on rank 0, which changes its weights by their mean."""
-        gradients = self._collect()
+        gradients = self._collect_gradients()
         with self._measure_exchange():
             distributed.reduce(gradients, dst=0)
         if self._world.is_first:

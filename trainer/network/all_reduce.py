@@ -2,22 +2,19 @@
 
 First each pair of nodes exchanges messages over Gloo, one rank a node, as many pairs at a time as
 share no node. So a pair that is stuck is named, and the job does not just hang. Then all ranks add
-up one large tensor, whose sum is compared. Rank 0 writes one line::
+up one large tensor, whose sum is compared. Rank 0 writes one line (here in three)::
 
     ALL-REDUCE {"world_size": 6, "nodes": ["n1", "n2", "n3"], "backend": "gloo",
                 "bytes": 16777216, "seconds": 0.02, "gb_per_s": 0.84,
                 "pairs": [{"a": "n1", "b": "n2", "gb_per_s": 1.1, "latency_us": 45.0}, ...]}
 
-(in one piece). ``gb_per_s`` is in 10^9 bytes a second: of the all-reduce the bytes of the tensor by
-the time it took, of a pair the bytes of a message by the time it took one way. ``latency_us`` is
-half the time that a few bytes take there and back.
+``gb_per_s`` is in 10^9 bytes a second, of a pair one way; ``latency_us`` one way for a few bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import fcntl
 import json
 import math
@@ -28,27 +25,18 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import TrainerError, explain_errors, shorten_error, whole_number
 from . import dist
-from .dist import (
-    MARGIN,
-    RendezvousStore,
-    World,
-    exchange_faults,
-    join_rendezvous,
-    require_no_faults,
-)
+from .dist import MARGIN, RendezvousStore, World, exchange_faults, require_no_faults
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-# --- A test that the nodes reach each other by plain TCP -----------------------------------------
-
-# It runs before Gloo, which tries for minutes if there is no answer, and names no node.
-
+# Before Gloo, which tries for minutes, and names no node, the nodes connect by plain TCP.
 Address = tuple[str, int]  # numeric address and port
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -57,22 +45,18 @@ _AT_ONCE = 256  # connections that are tried at a time: a process may have about
 
 def find_own_address(environ: Mapping[str, str]) -> str:
     """Return the address that Gloo will use here: of its interface, else towards the head node."""
-    interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        try:
-            request = struct.pack("256s", os.fsencode(interface)[:15])
-            if interface:
-                return socket.inet_ntoa(fcntl.ioctl(handle, _SIOCGIFADDR, request)[20:24])
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                raise TrainerError(
-                    f"there is no interface {interface} on {os.uname().nodename}",
-                    hint="correct [launch] interface in stager.toml, or GLOO_SOCKET_IFNAME",
-                ) from error
-            # It may have an IPv6 address alone.
+    interface, node = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0], os.uname().nodename
+    if interface:
+        hint = "correct [launch] interface in stager.toml, or GLOO_SOCKET_IFNAME"
+        with explain_errors(f"there is no interface {interface} on {node}", hint):
+            socket.if_nametoindex(interface)
+        # It may have an IPv6 address alone.
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as handle:
+            request = struct.pack("256s", os.fsencode(interface))
+            return socket.inet_ntoa(fcntl.ioctl(handle, _SIOCGIFADDR, request)[20:24])
     head = environ.get("MASTER_ADDR", "")
     with explain_errors(
-        f"{os.uname().nodename} has no route to the head node, {head}",
+        f"{node} has no route to the head node, {head}",
         "check that the nodes share a network, and what the head's name resolves to",
     ):
         kind = socket.SOCK_DGRAM  # connecting it chooses a route, and sends nothing
@@ -118,10 +102,8 @@ _SHOWN = 5  # unreachable nodes that one node names
 class AllReduceOptions(NamedTuple):
     """The options on the command line."""
 
-    size_mb: int
-    """MiB of a large message, and of the tensor."""
-    timeout: int
-    """Seconds that one step may take: to come together, one pair, the all-reduce."""
+    size_mb: int  # MiB of a large message, and of the tensor
+    timeout: int  # seconds of one step: to come together, one pair, the all-reduce
 
 
 def parse(argv: Sequence[str]) -> AllReduceOptions:
@@ -130,31 +112,27 @@ def parse(argv: Sequence[str]) -> AllReduceOptions:
         prog=f"python -m trainer {NAME}",
         description="Check that all ranks can communicate, and measure each pair of nodes.",
     )
-    for flag, most, default, text in (
-        ("--size-mb", 1024, 16, "MiB a message (default: 16)"),
-        ("--timeout", 3600, 60, "s for one step (default: 60)"),
-    ):
-        kind = whole_number(1, most)
-        parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
+    size, seconds = whole_number(1, 1024), whole_number(1, 3600)
+    add = partial(parser.add_argument, metavar="N")
+    add("--size-mb", type=size, default=16, help="MiB a message (default: 16)")
+    add("--timeout", type=seconds, default=60, help="s for one step (default: 60)")
     return AllReduceOptions(**vars(parser.parse_args(argv)))
 
 
 def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os.environ) -> None:
     """Measure, and write the result on rank 0."""
     if not world.launched:
-        raise TrainerError(
-            "there are no other ranks to talk to",
-            hint="start it with torchrun, or with `stager run -- -m trainer all-reduce`",
-        )
+        hint = "start it with torchrun, or with `stager run -- -m trainer all-reduce`"
+        raise TrainerError("there are no other ranks to talk to", hint=hint)
     size = options.size_mb * _MIB
-    rendezvous = join_rendezvous(world, options.timeout, environ)
+    rendezvous = dist.join_rendezvous(world, options.timeout, environ)
     backend, fault = _choose_backend(world, environ)
     with explain_errors(
-        f"rank {world.rank} on {rendezvous.nodes[world.rank]} lost the others",
+        f"rank {world.rank} on {rendezvous.here} lost the others",
         "see the log of rank 0, and which rank ended first",
         RuntimeError,
     ):
-        require_no_faults(rendezvous, "backend", fault, range(world.size))
+        require_no_faults(rendezvous, "backend", fault)
         _reach_all(rendezvous, environ)
         _form_group(rendezvous)
         pairs = _measure_pairs(rendezvous, size)
@@ -173,27 +151,14 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
 
 
 def schedule(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return the pairs of nodes, by number, that exchange messages at the same time, in rounds.
+    """Return rounds of pairs of nodes: each pair once, and no node in two pairs of a round.
 
-    No node is in two pairs of a round. Over all rounds every pair comes once; with more than
-    ``MOST_NODES`` nodes only neighbours in a line, and each node with the first one.
+    With more than ``MOST_NODES`` only neighbours in a line, and each node with the first one.
     """
-    if nodes <= MOST_NODES:
-        return _tournament(nodes)
-    line = [(n, n + 1) for n in range(nodes - 1)]
-    star = [(0, n) for n in range(2, nodes)]
-    rounds: list[list[tuple[int, int]]] = []
-    for pair in [*line, *star]:
-        free = (pairs for pairs in rounds if not any(set(pair) & set(other) for other in pairs))
-        pairs = next(free, None)
-        if pairs is None:
-            rounds.append(pairs := [])
-        pairs.append(pair)
-    return rounds
-
-
-def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return every pair once, in as few rounds as possible: one stays, the others move a seat."""
+    if nodes > MOST_NODES:
+        line = [(n, n + 1) for n in range(nodes - 1)]
+        return [line[::2], line[1::2], *([(0, n)] for n in range(2, nodes))]
+    # A tournament: one stays, the others move a seat.
     seats = [*range(nodes), *([-1] if nodes % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -204,22 +169,17 @@ def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
-    world, leaders = rendezvous.world, rendezvous.leaders
-    fault, here = "", rendezvous.nodes[world.rank]
+    world, leaders, fault = rendezvous.world, rendezvous.leaders, ""
     with contextlib.ExitStack() as sockets:
         if world.rank in leaders:
             try:
                 listener = sockets.enter_context(open_listener(find_own_address(environ)))
                 rendezvous.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
             except (TrainerError, OSError) as error:
-                fault = f"{here}: {getattr(error, 'message', error)}"
+                fault = f"{rendezvous.here}: {getattr(error, 'message', error)}"
             faults = exchange_faults(rendezvous, "listening", fault, leaders)
-            if not faults:
-                faults = _find_unreached_nodes(rendezvous)
-            fault = "\n".join(faults[:_SHOWN])
-        require_no_faults(
-            rendezvous, "reach", fault, range(world.size), 2 * (rendezvous.timeout + MARGIN)
-        )
+            fault = "\n".join((faults or _find_unreached_nodes(rendezvous))[:_SHOWN])
+        require_no_faults(rendezvous, "reach", fault, 2 * (rendezvous.timeout + MARGIN))
 
 
 def _find_unreached_nodes(rendezvous: RendezvousStore) -> list[str]:
@@ -227,11 +187,9 @@ def _find_unreached_nodes(rendezvous: RendezvousStore) -> list[str]:
     for rank in rendezvous.leaders:
         address, port = json.loads(rendezvous.store.get(f"tcp/{rank}"))
         targets[rendezvous.nodes[rank]] = (address, port)
-    here = rendezvous.nodes[rendezvous.world.rank]
-    order = list(targets)
-    faults = []
+    here, faults = rendezvous.here, []
     for node, why in find_unreached(targets, rendezvous.timeout).items():
-        pair = " and ".join(sorted((here, node), key=order.index))
+        pair = " and ".join(sorted((here, node), key=list(targets).index))
         faults.append(f"{pair}: {here} cannot connect to {targets[node][0]}: {why}")
     return faults
 
@@ -251,38 +209,26 @@ def _form_group(rendezvous: RendezvousStore) -> None:
             timeout=timedelta(seconds=rendezvous.timeout),
         )
     except RuntimeError as error:
-        fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank} has no connection to the other "
-        fault += f"ranks: {shorten_error(error)}"
-    require_no_faults(rendezvous, "group", fault, range(world.size))
+        fault = f"{rendezvous.here}: rank {world.rank} has no connection to the other ranks: "
+        fault += shorten_error(error)
+    require_no_faults(rendezvous, "group", fault)
 
 
 def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[object]:
+    """Measure the pairs of nodes, round by round, until there is a fault."""
     rank, leaders = rendezvous.world.rank, rendezvous.leaders
-    rounds = schedule(len(leaders))
-    faults = _measure_rounds(rendezvous, rounds, size) if rank in leaders else []
-    # The other ranks of each node wait here until the leaders are through.
-    longest = len(rounds) * (rendezvous.timeout + MARGIN)
-    require_no_faults(rendezvous, "pairs", "\n".join(faults), range(rendezvous.world.size), longest)
-    if not rendezvous.world.is_first:
-        return []
-    ranks = [(leaders[a], leaders[b]) for pairs in rounds for a, b in pairs]
-    return [json.loads(rendezvous.store.get(f"pair/{a}/{b}")) for a, b in sorted(ranks)]
-
-
-def _measure_rounds(
-    rendezvous: RendezvousStore, rounds: Sequence[Sequence[tuple[int, int]]], size: int
-) -> list[str]:
-    """Measure the pairs that this rank is in; return the faults of the first round with any."""
-    leaders = rendezvous.leaders
-    for number, pairs in enumerate(rounds):
-        fault = ""
-        for a, b in pairs:
-            if rendezvous.world.rank in (leaders[a], leaders[b]):
-                fault = _measure_pair(rendezvous, (leaders[a], leaders[b]), size)
+    rounds = [[(leaders[a], leaders[b]) for a, b in pairs] for pairs in schedule(len(leaders))]
+    faults: list[str] = []
+    for number, pairs in enumerate(rounds if rank in leaders else ()):
+        fault = "".join(_measure_pair(rendezvous, pair, size) for pair in pairs if rank in pair)
         faults = exchange_faults(rendezvous, f"round/{number}", fault, leaders)
         if faults:
-            return faults
-    return []
+            break
+    # The other ranks of each node wait here until the leaders are through.
+    longest = len(rounds) * (rendezvous.timeout + MARGIN)
+    require_no_faults(rendezvous, "pairs", "\n".join(faults), longest)
+    every = sorted(chain.from_iterable(rounds)) if rendezvous.world.is_first else []
+    return [json.loads(rendezvous.store.get(f"pair/{a}/{b}")) for a, b in every]
 
 
 def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int) -> str:
@@ -303,7 +249,7 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
 
 
 def _measure_round_trip(other: int, first: bool, size: int, times: int, until: float) -> float:
-    """Return the seconds of the fastest round trip; RuntimeError after ``until`` or a failure."""
+    """Return the seconds of the fastest round trip; RuntimeError after ``until``."""
     import torch
     from torch import distributed
 
@@ -314,9 +260,7 @@ def _measure_round_trip(other: int, first: bool, size: int, times: int, until: f
         started = time.monotonic()
         for step in steps if first else reversed(steps):
             left = max(until - time.monotonic(), 0.001)
-            work = step(message, other)
-            if work is not None:
-                work.wait(timedelta(seconds=left))
+            step(message, other).wait(timedelta(seconds=left))
         quickest = min(quickest, time.monotonic() - started)
     return quickest
 
@@ -328,11 +272,11 @@ def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
 
     world = rendezvous.world
     took, fault = [], ""
+    device, group = "cpu", None
     try:
         if backend == "nccl":
             torch.cuda.set_device(world.local_rank)
-        device = "cuda" if backend == "nccl" else "cpu"
-        group = distributed.new_group(backend="nccl") if backend == "nccl" else None
+            device, group = "cuda", distributed.new_group(backend="nccl")
         pattern = (torch.arange(size // 4, device=device) % 7 + 1).to(torch.float32)
         # Whole numbers below 2^24, which float32 holds exactly for up to 37,000 ranks.
         expected = pattern * sum(rank % 64 + 1 for rank in range(world.size))
@@ -348,30 +292,30 @@ def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
     except RuntimeError as error:
         fault = f"the all-reduce did not end: {shorten_error(error)}"
     if fault:
-        fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank}: {fault}"
-    require_no_faults(rendezvous, "sum", fault, range(world.size), 2 * _ROUNDS * rendezvous.timeout)
+        fault = f"{rendezvous.here}: rank {world.rank}: {fault}"
+    require_no_faults(rendezvous, "sum", fault, 2 * _ROUNDS * rendezvous.timeout)
     return min(took[1:])
 
 
 def _describe_wrong_element(tensor: Tensor, expected: Tensor) -> str:
-    import torch
-
-    if torch.equal(tensor, expected):
+    wrong = (tensor != expected).nonzero()
+    if not len(wrong):
         return ""
-    at = int((tensor != expected).nonzero()[0])
+    at = int(wrong[0])
     return f"element {at} of the sum is {float(tensor[at]):g}, not {float(expected[at]):g}"
 
 
 def _choose_backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
-    backend = environ.get("PYTORCH_DIST_BACKEND") or "gloo"
-    if backend not in ("gloo", "nccl"):
-        return backend, f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
-    if backend == "gloo":
-        return backend, ""
+    """Return the backend, and why it cannot be; empty if it can."""
     import torch
 
-    node = os.uname().nodename
-    return backend, dist.describe_missing_gpus(world, node, torch.cuda.device_count())
+    backend, fault = environ.get("PYTORCH_DIST_BACKEND") or "gloo", ""
+    if backend == "nccl":
+        node = os.uname().nodename
+        fault = dist.describe_missing_gpus(world, node, torch.cuda.device_count())
+    elif backend != "gloo":
+        fault = f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
+    return backend, fault
 
 
 def _rate(size: int, seconds: float) -> float:

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-# --- The place of this process among the ranks of a job, and exchanges between the ranks ---------
-
-# A launcher (torchrun, or srun through the wrapper) sets it in the environment. Without these
-# variables the process is alone.
-
 T = TypeVar("T")
 
-_MEET_SECONDS = 60.0  # seconds that ranks may take to come together
+_MEET_SECONDS = 60.0  # for the ranks to come together
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-"""Variables that hold numbers, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +29,11 @@ class World:
     """The place of this process in the job."""
 
     rank: int = 0
-    """This process among all, from 0."""
     size: int = 1
-    local_rank: int = 0
-    """This process among those of its node, from 0."""
+    local_rank: int = 0  # among the processes of its node
     local_size: int = 1
-    launched: bool = False
-    """True if a launcher started it; only then is there a process group."""
-    backend: str = "gloo"
-    """``nccl`` on GPUs, ``gloo`` on CPUs; known once it has started."""
+    launched: bool = False  # by torchrun or srun; only then is there a process group
+    backend: str = "gloo"  # ``nccl`` on GPUs, ``gloo`` on CPUs; known once it has started
 
     @property
     def is_first(self) -> bool:
@@ -83,12 +73,9 @@ def _find_wrong_numbers(texts: Mapping[str, str]) -> list[str]:
 def start(
     world: World, environ: MutableMapping[str, str] = os.environ, *, all_gpus: bool = False
 ) -> World:
-    """Join the process group, report it in one line, and return the world with its device.
-
-    A single process is kept to one GPU: Hugging Face's Trainer would otherwise split each batch
-    over all of them in threads, and would not use the requested batch size.
-    """
+    """Join the process group, report it in one line, and return the world with its device."""
     if not world.launched and not all_gpus:
+        # Else Hugging Face's Trainer splits each batch over all GPUs, in threads.
         environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     import torch
 
@@ -98,7 +85,13 @@ def start(
         _require_gpus(world, environ, gpus)
         torch.cuda.set_device(world.local_rank)
     if world.launched:
-        _join(world, environ, backend)
+        with explain_errors(
+            f"rank {world.rank} of {world.size} did not join the others at {get_head(environ)}",
+            "check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
+            (RuntimeError, ValueError),
+        ):
+            torch.distributed.init_process_group(backend)
     write_line(f"[RANK {world.rank}] WORLD_SIZE={world.size}")
     return replace(world, backend=backend)
 
@@ -107,34 +100,19 @@ def _require_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
     """Refuse NCCL without GPUs, on all ranks if the job requests it, before any waits in NCCL."""
     if world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
         store = join_rendezvous(world, _MEET_SECONDS, environ)
-        fault = describe_missing_gpus(world, store.nodes[world.rank], gpus)
+        fault = describe_missing_gpus(world, store.here, gpus)
         hint = "start as many ranks on a node as it has GPUs, leave these nodes out, or use gloo"
-        require_no_faults(store, "gpus", fault, range(world.size), hint=hint)
+        require_no_faults(store, "gpus", fault, hint=hint)
     if not gpus:
-        raise TrainerError(
-            "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here", hint="use gloo, or a GPU"
-        )
+        message = "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here"
+        raise TrainerError(message, hint="use gloo, or a GPU")
 
 
 def describe_missing_gpus(world: World, node: str, gpus: int) -> str:
     """Return why a node cannot run its ranks with NCCL; empty if it can."""
-    if gpus >= world.local_size:
-        return ""
-    ranks = format_count(world.local_size, "rank")
-    return f"{node} has {format_count(gpus, 'GPU')} for {ranks}, and PYTORCH_DIST_BACKEND is nccl"
-
-
-def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
-    import torch
-
-    head = get_head(environ)
-    with explain_errors(
-        f"rank {world.rank} of {world.size} did not join the others at {head}",
-        "check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
-        "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
-        (RuntimeError, ValueError),
-    ):
-        torch.distributed.init_process_group(backend)
+    counts = f"{format_count(gpus, 'GPU')} for {format_count(world.local_size, 'rank')}"
+    fault = f"{node} has {counts}, and PYTORCH_DIST_BACKEND is nccl"
+    return fault if gpus < world.local_size else ""
 
 
 def stop(world: World) -> None:
@@ -158,12 +136,8 @@ def write_line(line: str) -> None:
 
 
 def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
-    """Do ``work`` on every rank, and continue only if it succeeded on all of them.
-
-    A rank that gave up alone would leave the others waiting for it in the next collective.
-    """
-    mine = None
-    result = None
+    """Do ``work`` on every rank, and continue only if it succeeded on all of them."""
+    mine = result = None
     try:
         result = work()
     except TrainerError as error:
@@ -207,31 +181,22 @@ def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
 
 
 def choose_backend(world: World, environ: Mapping[str, str], gpus: int) -> str:
-    """Return ``nccl`` if each process of this node has a GPU of its own, else ``gloo``.
-
-    ``PYTORCH_DIST_BACKEND`` decides for nodes that differ, as all ranks must choose the same.
-    """
+    """Return ``nccl`` if each process here has a GPU, unless the launcher has chosen for all."""
     requested = environ.get("PYTORCH_DIST_BACKEND", "")
     if requested in ("gloo", "nccl"):
         return requested
     return "nccl" if gpus >= world.local_size else "gloo"
 
 
-# --- Messages between ranks in the store of their rendezvous, beside the process group -----------
-
-# If a connection between two ranks is stuck, all ranks still learn which one it is, and end with
-# the same message.
+# --- Faults of all ranks, by the store of their rendezvous: also where a connection is stuck -----
 
 MARGIN = 10.0  # seconds that a rank waits for the others' messages beyond the time of their work
-
-_AT_ONCE = 1.0
-"""Seconds in which further faults of the same step are collected before all ranks end."""
-_LINGER = 20.0
-"""Seconds that ranks stay after a fault at most, so that all can read it: a node may be busy."""
+_AT_ONCE = 1.0  # seconds in which further faults of the same step are collected before all end
+_LINGER = 20.0  # seconds that ranks stay after a fault at most, so that all can read it
 NETWORK_HINT = (
     "look at the network between these nodes (cable, MTU, firewall), name the interface with "
+    "[launch] interface in stager.toml, or leave one of them out with --exclude"
 )
-NETWORK_HINT += "[launch] interface in stager.toml, or leave one of them out with --exclude"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +205,13 @@ class RendezvousStore:
 
     world: World
     store: Store
-    timeout: float
-    nodes: tuple[str, ...]
-    """Each rank's node, in the order of ranks."""
+    timeout: float  # seconds of one step
+    nodes: tuple[str, ...]  # of each rank, in the order of ranks
+
+    @property
+    def here(self) -> str:
+        """The node of this rank."""
+        return self.nodes[self.world.rank]
 
     @property
     def leaders(self) -> list[int]:
@@ -267,7 +236,7 @@ def join_rendezvous(world: World, timeout: float, environ: Mapping[str, str]) ->
         store.set_timeout(limit)
     store = PrefixStore("meeting", store)
     store.set(f"node/{world.rank}", node)
-    nodes = []
+    nodes: list[str] = []
     for rank in range(world.size):
         try:
             nodes.append(store.get(f"node/{rank}").decode())
@@ -284,15 +253,15 @@ def require_no_faults(
     rendezvous: RendezvousStore,
     step: str,
     fault: str,
-    ranks: Sequence[int],
     longest: float = 0.0,
     hint: str = NETWORK_HINT,
 ) -> None:
-    """Report the outcome of a step to the others, and continue only if every rank succeeded."""
+    """Exchange the faults of a step with all ranks, and continue only if there are none."""
+    ranks = range(rendezvous.world.size)
     faults = exchange_faults(rendezvous, step, fault, ranks, longest)
     if faults:
         with contextlib.suppress(RuntimeError):  # rank 0 has ended, and has reported it
-            _wait_for_readers(rendezvous, step, len(ranks))
+            _wait_for_readers(rendezvous, step)
         raise TrainerError("\n".join(faults), hint=hint, everywhere=True)
 
 
@@ -301,8 +270,8 @@ def exchange_faults(
 ) -> list[str]:
     """Report the outcome of a step to the others, wait for theirs, and return all faults.
 
-    A fault ends the step for all, also for a rank that is still stuck in it. ``longest`` is the
-    time in seconds that the others may take, if that is more than one step takes.
+    A fault ends the step for all, also for a rank that is still stuck in it. ``longest``: seconds
+    that the others may take, if more than for one step.
     """
     store = rendezvous.store
     patience = timedelta(seconds=(longest or rendezvous.timeout) + MARGIN)
@@ -321,11 +290,8 @@ def exchange_faults(
     return sorted(faults)
 
 
-def _wait_for_readers(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
-    """Wait until every rank has read the faults, and rank 0 has reported them.
-
-    The store may end with rank 0, and a launcher ends all ranks when the first one has ended.
-    """
+def _wait_for_readers(rendezvous: RendezvousStore, step: str) -> None:
+    """Wait until all have read the faults, and rank 0, with which all may end, reported them."""
     store = rendezvous.store
     read = store.add(f"{step}/read", 1)
     if not rendezvous.world.is_first:
@@ -333,7 +299,7 @@ def _wait_for_readers(rendezvous: RendezvousStore, step: str, ranks: int) -> Non
         time.sleep(_AT_ONCE)
         return
     until = time.monotonic() + _LINGER
-    while read < ranks and time.monotonic() < until:
+    while read < rendezvous.world.size and time.monotonic() < until:
         time.sleep(0.05)
         read = store.add(f"{step}/read", 0)
     store.set(f"{step}/leave", "")

@@ -1,36 +1,29 @@
 """Workload ``cifar10``: an 18-layer residual network tells ten kinds of things apart.
 
 The network is that of He et al. 2015 in its form for small images. It normalises over groups of
-channels (Wu and He 2018) where the original does so over the rows of a batch: what a rank computes
-for one image then does not depend on which others it has, and so not on the number of ranks.
+channels (Wu and He 2018), not over the rows of a batch, which depend on the number of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from ..config import Options
 from ..data import images
 from ..engine.loop import train
 from ..engine.run import Task
-from ..network import dist
-from ..network.dist import World
 
 MEAN, SPREAD = 0.4734, 0.2516  # of all pixels of the training split, from 0 to 1
 _STAGES = 4
 _GROUPS = 8
 _PADDING = 4
 _EPOCHS = 1 << 20
-
-
-def run(options: Options, world: World) -> None:
-    """Train it."""
-    train(dist.run_on_all_ranks(world, lambda: make_task(options)), options, world)
 
 
 def make_task(options: Options) -> Task:
@@ -47,9 +40,12 @@ def make_task(options: Options) -> Task:
         train=train_rows,
         held_out=held_out,
         lr=4e-3,
-        optimizer=make_optimizer,
+        optimizer=partial(AdamW, weight_decay=5e-2),  # few epochs are enough, whatever the width
         augment=augment,
     )
+
+
+run = partial(train, make_task)
 
 
 def make_model(seed: int, widths: Sequence[int]) -> nn.Module:
@@ -88,11 +84,6 @@ class Residual(nn.Module):  # type: ignore[misc]  # torch may be missing where t
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute it; same number of rows as ``inputs``."""
         return relu(self.inner(inputs) + self.around(inputs))
-
-
-def make_optimizer(model: nn.Module) -> Optimizer:
-    """Return AdamW: few epochs are enough, whatever the width."""
-    return AdamW(model.parameters(), weight_decay=5e-2)
 
 
 def shift_and_mirror(inputs: Tensor, numbers: Tensor, rows: int, seed: int) -> Tensor:

@@ -5,22 +5,18 @@ It needs no data and no time, and so shows whether a cluster can train at all.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from ..config import Options
 from ..data.rows import Rows
 from ..engine.loop import train
 from ..engine.run import Task
-from ..network.dist import World
 
 ROWS, HELD_OUT = 4096, 512  # to train on and to hold out, when the command line does not say
-
-
-def run(options: Options, world: World) -> None:
-    """Train it."""
-    train(make_task(options), options, world)
 
 
 def make_task(options: Options) -> Task:
@@ -36,10 +32,8 @@ def make_task(options: Options) -> Task:
         train=Rows(inputs=inputs[:count], labels=labels[:count]),
         held_out=Rows(inputs=inputs[count:], labels=labels[count:]),
         lr=0.1,
-        optimizer=make_optimizer,
+        optimizer=partial(SGD, lr=0.1, momentum=0.9),
     )
 
 
-def make_optimizer(model: nn.Module) -> Optimizer:
-    """Return plain gradient descent with momentum."""
-    return SGD(model.parameters(), lr=0.1, momentum=0.9)
+run = partial(train, make_task)

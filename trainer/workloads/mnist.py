@@ -5,23 +5,18 @@ The data are the IDX files of MNIST (LeCun et al. 1998), plain or compressed, as
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from ..config import Options
 from ..data import images
 from ..engine.loop import train
 from ..engine.run import Task
-from ..network import dist
-from ..network.dist import World
 
 MEAN, SPREAD = 0.1307, 0.3081  # of all pixels of the training split, from 0 to 1
-
-
-def run(options: Options, world: World) -> None:
-    """Train it."""
-    train(dist.run_on_all_ranks(world, lambda: make_task(options)), options, world)
 
 
 def make_task(options: Options) -> Task:
@@ -33,8 +28,11 @@ def make_task(options: Options) -> Task:
         train=train_rows,
         held_out=held_out,
         lr=2e-3,
-        optimizer=make_optimizer,
+        optimizer=partial(AdamW, weight_decay=1e-2),
     )
+
+
+run = partial(train, make_task)
 
 
 def make_model(seed: int) -> nn.Module:
@@ -52,8 +50,3 @@ def make_model(seed: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, images.CLASSES),
     )
-
-
-def make_optimizer(model: nn.Module) -> Optimizer:
-    """Return AdamW."""
-    return AdamW(model.parameters(), weight_decay=1e-2)

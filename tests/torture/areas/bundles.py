@@ -20,12 +20,10 @@ from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
 from ..world import VERIFY, tree_of, unpack_below
 
-_COMMANDS = 25
-"""Of so many rounds one goes through the command line."""
+_COMMANDS = 25  # of so many rounds one goes through the command line
 
 
 def play(round_: Round) -> str:
-    """Alter a copy of a bundle, and try to make an environment of it."""
     real = round_.world.bundle
     data = bytearray(real.path.read_bytes())
     round_.strike(_FAULTS, data, round_)
@@ -73,8 +71,7 @@ def _by_command(round_: Round, path: Path, *, same: bool) -> str:
 
 # --- what is done to a bundle --------------------------------------------------------------------
 
-Region = tuple[str, int, int]
-"""A part of a bundle's bytes: its name, start and end."""
+Region = tuple[str, int, int]  # a part of a bundle's bytes: its name, start and end
 
 
 def _regions(packed: Packed) -> list[Region]:

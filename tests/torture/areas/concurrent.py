@@ -16,7 +16,6 @@ _CLEANING = (("clean", "--store-only"), ("clean", "--allocation", "local"))
 
 
 def play(round_: Round) -> str:
-    """Start two to four commands at once; each must do what it does alone."""
     rng = round_.rng
     round_.use("project", "project2", "offline", "home")
     making = rng.random() < 0.3

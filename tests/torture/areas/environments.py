@@ -14,10 +14,8 @@ from ..registry import Area
 from ..rounds import HEALED, REFUSED, Round, require
 from ..world import ANSWER, EXEC, VERIFY, tree_of
 
-_UNSEEN = "changed, its time put back"
-"""What keeps size and time: every byte must be read to see it, which ``verify --deep`` does."""
-_NO_DIFFERENCE = ("emptied", "cut", _UNSEEN, "changed", "rewritten")
-"""To an empty file."""
+_UNSEEN = "changed, its time put back"  # which only reading every byte (``--deep``) sees
+_NO_DIFFERENCE = ("emptied", "cut", _UNSEEN, "changed", "rewritten")  # to an empty file
 _ADDED = {
     "sitecustomize.py": "raise SystemExit('added')\n",
     "alpha.py": "VERSION = 'added'\n",
@@ -28,7 +26,6 @@ _ADDED = {
 
 
 def play(round_: Round) -> str:
-    """Alter an environment on the node, then use it."""
     round_.use("project", "offline", "home", "nodes")
     local = round_.rng.random() < 0.4
     place = "stager-*/nodes/*/stager-*/envs/*" if local else "stager-*/envs/*"

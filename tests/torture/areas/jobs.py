@@ -21,12 +21,11 @@ from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
 
 _CHANGES = fuzz.changes(st.sampled_from(fuzz.ODD))
+# Paths, which mean what they say: another one is another place, not a fault.
 _HARMLESS = ("log_dir", "run_dir", "node_root", "bundle", "outputs", "python_hints", "out_dir")
-"""Paths, which mean what they say: another one is another place, not a fault."""
 
 
 def play(round_: Round) -> str:
-    """Change a description that the far side reads, and let it read."""
     kind = ("manifest", "job", "request", "drive")[round_.number % 4]
     round_.did(kind)
     if kind == "manifest":

@@ -26,12 +26,9 @@ from ..world import ANSWER, EXEC, VERIFY
 @dataclass(frozen=True)
 class Command:
     argv: tuple[str, ...]
-    seconds: float
-    """About how long it takes, in units of the shortest command."""
-    weight: int = 1
-    """How often it is chosen."""
-    cold: bool = False
-    """Whether it begins with an empty store and node root."""
+    seconds: float  # about how long it takes, in units of the shortest command
+    weight: int = 1  # how often it is chosen
+    cold: bool = False  # whether it begins with an empty store and node root
 
 
 _COMMANDS = (
@@ -55,7 +52,6 @@ _SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 def play(round_: Round) -> str:
-    """Start a command, kill it after a while, and run it again."""
     rng = round_.rng
     command = rng.choices(_COMMANDS, [one.weight for one in _COMMANDS])[0]
     if command.argv[0] == "run" and not round_.world.runs:
@@ -128,7 +124,6 @@ def _living(session: int) -> list[str]:
 
 
 def _settled(round_: Round, command: Command) -> None:
-    """Hold that nothing is left of either run."""
     name = command.argv[0]
     if name in ("build", "lock", "clean"):
         checks.nothing_in_tmp(round_.offline)

@@ -28,19 +28,15 @@ from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
 from ..world import VERIFY, unpack_below
 
-_MEMORY = 4 << 30
-"""Bytes of address space in which a hostile bundle must be refused."""
-_COMMANDS = 30
-"""Of so many rounds one goes through the command line."""
+_MEMORY = 4 << 30  # bytes of address space in which a hostile bundle must be refused
+_COMMANDS = 30  # of so many rounds one goes through the command line
 
 
 @dataclass
 class Lie(Forgery):
     rng: Random = field(default_factory=Random)
-    must_refuse: bool = True
-    """Whether nothing of it may be accepted."""
-    process: bool = False
-    """Whether a process of its own must meet it."""
+    must_refuse: bool = True  # whether nothing of it may be accepted
+    process: bool = False  # whether a process of its own must meet it
 
     def entry(self) -> list[Any]:
         entry: list[Any] = self.rng.choice(self.index["files"])
@@ -48,7 +44,6 @@ class Lie(Forgery):
 
 
 def play(round_: Round) -> str:
-    """Make a bundle lie, and try to make an environment of it."""
     lie = Lie.of(round_.world.small.path)
     lie.rng = round_.rng
     round_.strike(_LIES, lie)

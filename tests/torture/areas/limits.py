@@ -22,7 +22,6 @@ _PLENTY = "size=200m,nr_inodes=20000"
 
 
 def play(round_: Round) -> str:
-    """Let one resource end at a random amount, then give plenty of it."""
     return str(round_.rng.choice(_LIMITS)(round_))
 
 
@@ -62,7 +61,6 @@ def _nodes(round_: Round) -> str:
 
 
 def _logs(round_: Round) -> str:
-    """Let the file system of the logs fill up during a job."""
     round_.use("project", "offline", "nodes")
     _mount(round_, round_.logs, (4, 120), (1, 12))
     done = _first(round_, *VERIFY)
@@ -126,7 +124,6 @@ def _limited(round_: Round, limits: Limits, what: str) -> str:
 
 
 def _mount(round_: Round, place: Path, kilobytes: tuple[int, int], inodes: tuple[int, int]) -> None:
-    """Mount a file system that holds only so much, or so many files."""
     options = f"size=200m,nr_inodes={round_.rng.randint(*inodes)}"
     if round_.rng.random() < 0.7:
         size = round_.rng.randint(kilobytes[0] << 10, kilobytes[1] << 10)

@@ -30,23 +30,12 @@ _ODD: tuple[Any, ...] = (
     ["x"] * 1000, "<script>", "{}", "%s%n",
 )  # fmt: skip
 _KEYS = (
-    "event",
-    "phase",
-    "node",
-    "seconds",
-    "v",
-    "time",
-    "rank",
-    "level",
-    "codes",
-    "ok",
-    "problems",
-)
+    "event", "phase", "node", "seconds", "v", "time", "rank", "level", "codes", "ok", "problems",
+)  # fmt: skip
 _HOSTILE = re.compile(r"\x1b[\[\]]|\u202e|\x07")
 
 
 def play(round_: Round) -> str:
-    """Change what a job has left, and look at it."""
     round_.use("project", "offline", "home")
     rng = round_.rng
     if rng.random() < 0.3:
@@ -75,7 +64,6 @@ def play(round_: Round) -> str:
 
 
 def _failure(round_: Round) -> None:
-    """Put the logs of a real failure among the job's own."""
     samples = checks.files_of(_SAMPLES)
     for path in sorted(round_.logs.rglob("*.out")):
         path.write_bytes(round_.rng.choice(samples).read_bytes())

@@ -16,14 +16,11 @@ from ..relay_nodes import SIZE, SOURCE, Swarm
 from ..rounds import HEALED, REFUSED, SAME, Round, require
 
 _RATE = "40mbit"
-_SECONDS = 100.0
-"""In which it must have ended on every node; a file at the lowest rate takes half of it."""
-Hit = tuple[float, str, int]
-"""What happens: when, what, and to whom."""
+_SECONDS = 100.0  # to end on every node; a file at the lowest rate takes half of it
+Hit = tuple[float, str, int]  # what happens: when, what, and to whom
 
 
 def play(round_: Round) -> str:
-    """Relay a file, hurt some nodes at random moments, and hold the others to their file."""
     rng = round_.rng
     count = rng.randint(3, 9)
     hits: list[Hit] = sorted(
@@ -57,7 +54,6 @@ def _strike(round_: Round, swarm: Swarm, hits: list[Hit]) -> bool:
 
 
 def _judge(swarm: Swarm, hits: list[Hit]) -> None:
-    """Hold each node to what the faults allow it."""
     costs = {
         place: worst([FAULTS[name].cost for _, name, hit in hits if hit == place])
         for place in (SOURCE, *swarm.others)

@@ -23,12 +23,10 @@ from ..rounds import HEALED, REFUSED, SAME, Round, require
 from ..world import ANSWER, EXEC, VERIFY, tree_of
 
 _STRANGER = 54321
-_NAMES = ("envs", "incoming", "locks", "jobs")
-"""What is in a node root."""
+_NAMES = ("envs", "incoming", "locks", "jobs")  # what is in a node root
 
 
 def play(round_: Round) -> str:
-    """Plant something where the node root is, or will be, and then use it."""
     round_.use("project", "offline", "home")
     bundle = next((round_.offline / "bundles").glob("*.pkgs.tar"))
     with BundleFile(str(bundle)) as opened:
@@ -77,12 +75,10 @@ class Plan:
         return self.root
 
     def unpacked(self) -> Path:
-        """Lay a sound node root out."""
         self.round.use("nodes")
         return self.root
 
     def thing(self, path: Path) -> str:
-        """Put something that is no directory of ours at a path."""
         kind = self.rng.choice(
             ("file", "pipe", "link out", "link nowhere", "link in a circle", "socket", "device",
              "stranger's directory", "directory with things")
@@ -126,7 +122,6 @@ def _below_the_node_root(plan: Plan) -> str:
 
 
 def _another_owner(plan: Plan) -> str:
-    """Give a part of a used node root to somebody else."""
     root = plan.unpacked()
     name = plan.rng.choice(("", "envs", "incoming", "locks"))
     os.chown(root / name, _STRANGER, -1)
@@ -199,7 +194,6 @@ def _left_in_incoming(plan: Plan) -> str:
 
 
 def _too_deep(plan: Plan) -> str:
-    """Leave a tree that is deeper than Python's stack."""
     root = plan.made()
     names = ("incoming", f"{plan.identity}.deep"), ("envs", str(plan.identity))
     place = root.joinpath(*plan.rng.choice(names))

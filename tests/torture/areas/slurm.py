@@ -26,34 +26,23 @@ from ..rounds import HEALED, REFUSED, SAME, NotHere, Round, require
 from ..world import World
 
 _NODES = 3
-_SECONDS = 150.0
-"""In which a job with a fault must end; node failures are noticed by time limits of Slurm's own."""
+_SECONDS = 150.0  # for a job with a fault; Slurm notices node failures by time limits of its own
 _RANK = """\
 import os, sys, time
 print("[RANK", os.environ.get("RANK"), "]", flush=True)
 time.sleep(float(sys.argv[1]))
 """
-_PENDING = 10
-"""Seconds after which a job that waits for nodes waits for those that the fault has taken away."""
-_LONG = "300"
-"""Seconds that ranks sleep where something else ends them."""
+_PENDING = 10  # seconds after which a job waits for nodes that the fault has taken away
+_LONG = "300"  # seconds that ranks sleep where something else ends them
 _RANKS = ("--nproc-per-node", "1", "--launcher", "srun")
 _TIME = ("--time", "00:05:00")
-_FORMS = {
-    ("verify",): 2,
-    ("run", *_RANKS): 4,
-    ("run", *_RANKS, "--batch", "--wait"): 6,
-}
-"""How a job is begun, and seconds within which something happens to it."""
+# How a job is begun, and seconds within which something happens to it.
+_FORMS = {("verify",): 2, ("run", *_RANKS): 4, ("run", *_RANKS, "--batch", "--wait"): 6}
 _LIMIT, _REQUEUE, _KILLED = "the time limit", "requeue", "stager killed"
 
 
 def begin(world: World) -> None:
-    """Start the cluster that all rounds share.
-
-    Raises:
-        NotHere: there is no Slurm here, or no right to make a cluster.
-    """
+    """Start the cluster that all rounds share."""
     if (STATES / _name(world)).exists():  # made for the other area that needs it
         return
     try:
@@ -77,12 +66,10 @@ def cluster_of(world: World) -> Cluster:
 
 
 def variables(cluster: Cluster) -> dict[str, str]:
-    """Return what its commands see beside the variables of every round."""
     return {**cluster.env, "STAGER_NODE_ROOT": "/tmp"}
 
 
 def play(round_: Round) -> str:
-    """Start a job, hurt the cluster while it runs, and look at what is said and left."""
     cluster = cluster_of(round_.world)
     round_.use("project", "offline", "home")
     (round_.project / "train.py").write_text(_RANK)
@@ -154,7 +141,6 @@ def _wait(process: Running, cluster: Cluster) -> None:
 def same_again(
     round_: Round, argv: tuple[str, ...], env: Mapping[str, str], seconds: float
 ) -> None:
-    """Hold that a job succeeds once the cluster is sound."""
     again = sound(stager(round_, *argv, env=env, process=True, seconds=seconds))
     require(again.code == 0, "the same job succeeds once the cluster is sound", again)
 

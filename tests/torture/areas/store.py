@@ -25,7 +25,6 @@ _FIRST = (
 
 
 def play(round_: Round) -> str:
-    """Damage a file of the store, use it, build again, and use what was built."""
     round_.use("project", "project2", "offline", "home")
     rng = round_.rng
     if rng.random() < 0.5:

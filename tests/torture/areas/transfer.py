@@ -18,15 +18,12 @@ from ..rounds import HEALED, REFUSED, SAME, Round, require
 from . import slurm
 
 _RATE = "20mbit"
-_LEAST, _MOST = 2_000_000, 6_000_000
-"""Bytes that no node has, which take a second or more at that rate."""
-_SECONDS = 240.0
-"""A node that falls silent is noticed within a minute; ending its step takes some more."""
+_LEAST, _MOST = 2_000_000, 6_000_000  # bytes that no node has: a second or more at that rate
+_SECONDS = 240.0  # a silent node is noticed within a minute; ending its step takes some more
 _BEGIN_SECONDS = 60.0
 
 
 def play(round_: Round) -> str:
-    """Send a bundle to the nodes, hurt one of them on the way, and look at what becomes of all."""
     rng, cluster = round_.rng, slurm.cluster_of(round_.world)
     env = slurm.variables(cluster)
     round_.use("project", "offline", "home")
@@ -38,9 +35,8 @@ def play(round_: Round) -> str:
     name = take_turns(round_, TRANSFER_FAULTS)
     round_.did(f"a bundle on its way to {len(cluster.nodes)} nodes by {way}")
     process = start(round_, argv, env=env)
-    targets = [
-        Target(cluster=cluster, node=node, process=process, rng=rng) for node in cluster.nodes
-    ]
+    nodes = cluster.nodes
+    targets = [Target(cluster=cluster, node=node, process=process, rng=rng) for node in nodes]
     target = rng.choice(targets)
     try:
         for one in targets:
@@ -69,17 +65,9 @@ def play(round_: Round) -> str:
 
 
 def _arrives(target: Target) -> bool:
-    """Return whether the file is on its way to the node."""
     return bool(target.on("sh", "-c", f"ls /tmp/stager-{os.getuid()}/incoming/*/bundle.tar"))
 
 
 AREA = Area(
-    play,
-    rounds=33,
-    sample=2,
-    seconds=600,
-    root=True,
-    apart=True,
-    begin=slurm.begin,
-    end=slurm.end,
+    play, rounds=33, sample=2, seconds=600, root=True, apart=True, begin=slurm.begin, end=slurm.end
 )

@@ -34,10 +34,8 @@ from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, called, require
 from ..world import unpack_below
 
-_TOKEN = "canary"
-"""Part of the name of everything that must not appear outside an environment."""
-_WHOLE = 40
-"""Of so many rounds one goes through the whole command line."""
+_TOKEN = "canary"  # part of the name of everything that must not appear outside an environment
+_WHOLE = 40  # of so many rounds one goes through the whole command line
 
 
 @dataclass
@@ -45,10 +43,8 @@ class Draft:
     rng: Random
     folder: Path
     base: Parts
-    must_refuse: bool = False
-    """Whether nothing of it may be accepted."""
-    rows: list[list[str]] | bytes | None = None
-    """RECORD, if it is not the true one."""
+    must_refuse: bool = False  # whether nothing of it may be accepted
+    rows: list[list[str]] | bytes | None = None  # RECORD, if it is not the true one
     raw: Callable[[bytearray], object] | None = None
 
     def add(self, name: str, data: bytes = b"X = 1\n", attributes: int = 0o644 | stat.S_IFREG):
@@ -73,7 +69,6 @@ class Draft:
 
 
 def play(round_: Round) -> str:
-    """Make one hostile wheel and let it become a layer, and a layer an environment."""
     rng = round_.rng
     files: dict[str, str | bytes] = {
         "bad/__init__.py": f"open({str(round_.folder / 'ran')!r}, 'w')\n",

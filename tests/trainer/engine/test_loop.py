@@ -11,11 +11,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 GLOBAL_BATCH = 24
-ROWS = 250
-"""The last step of an epoch has ten rows: not a share for each of six ranks alike."""
+ROWS = 250  # the last step of an epoch has ten rows: not a share for each of six ranks alike
 STEPS = 2 * 11
-TOLERANCE = 2e-5
-"""Of the losses: sums of 32-bit numbers in another order."""
+TOLERANCE = 2e-5  # of the losses: sums of 32-bit numbers in another order
 
 
 def run(folder, ranks, *more):

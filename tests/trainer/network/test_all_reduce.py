@@ -7,22 +7,16 @@ import json
 import os
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.support.launching import warm_ranks
+from tests.support.launching import variables, warm_ranks
 from tests.support.needs import lacks, needs
 from tests.support.ports import held_port
 from tests.support.warm_ranks import Rank, as_torchrun_does
 from trainer.config import TrainerError
 from trainer.network import all_reduce
 from trainer.network.all_reduce import MOST_NODES, PREFIX, parse, schedule
-
-REPO = Path(__file__).resolve().parents[3]
-
-
-# --- the command line, and who talks to whom -----------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", [["--size-mb", "0"], ["--size-mb", "1025"], ["--timeout", "x"]])
@@ -79,12 +73,6 @@ def test_the_address_is_that_of_the_interface_else_towards_the_head():
 
 
 # --- real ranks ----------------------------------------------------------------------------------
-
-
-def variables(**more):
-    dropped = ("GLOO_", "NCCL_", "PYTORCH_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
 
 
 def together(ranks, folder, *arguments):
