@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from .pack.members import InspectedSignature
 
 
-_TOUCH = re.compile(r"user presence", re.IGNORECASE)
-"""What it says of a hardware key that is to be touched."""
+_TOUCH = re.compile(r"user presence", re.IGNORECASE)  # of a hardware key that is to be touched
 
 
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
@@ -57,10 +56,6 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
 
 
 def _make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
-    """Write the signature of a file beside it; it may ask for a passphrase or for a touch.
-
-    Lines of ``ssh-keygen`` are passed on; where it fails, only requests for a touch.
-    """
     lines: list[str] = []
 
     def take(line: str) -> None:
@@ -84,8 +79,6 @@ def _make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
         say(line)
 
 
-# --- The file with the keys that may sign: read once, and refused where others could change it
-
 MOST_SIGNERS_BYTES = 1 << 16  # length of the file: it travels to every node
 
 
@@ -99,8 +92,7 @@ def read_signers(path: Path) -> str:
     except OSError as exc:
         raise ConfigError(
             f"{setting} cannot be read: {exc.strerror or exc}",
-            hint="name the file with the keys that may sign; its form is in ssh-keygen(1), "
-            "ALLOWED SIGNERS",
+            hint="name the file with the keys that may sign, see ssh-keygen(1), ALLOWED SIGNERS",
         ) from exc
     if len(data) > MOST_SIGNERS_BYTES:
         raise ConfigError(
@@ -114,7 +106,6 @@ def read_signers(path: Path) -> str:
 
 
 def _refuse_writers(setting: str, path: Path, status: os.stat_result) -> None:
-    """Refuse a file that others could change or replace."""
     folder = path.parent.stat()
     others = bool(folder.st_mode & stat.S_IWOTH)
     group = folder.st_mode & stat.S_IWGRP and not _has_nobody_else(folder.st_gid)
@@ -143,21 +134,17 @@ def _has_nobody_else(gid: int) -> bool:
     return gid == 0 or (own and set(group.gr_mem) <= {user.pw_name})
 
 
-# --- Deciding whether a bundle has the signature that ``[trust]`` asks for -----------------------
-
 # A signature is that of the bundle's id. Where one is required, every byte of the bundle is
 # compared with that id here, before anything in the bundle is started; the nodes do so again.
 
 SUFFIX = ".sig"  # the signature of a bundle lies beside it, under its name with this ending
 MOST_SIGNATURE_BYTES = 1 << 16
-"""Length of a signature; that of a large certificate has a few kilobytes."""
 _LINES = 4
+# What ``ssh-keygen`` says of a good signature's key, of a certificate by a line's key that does
+# not hold, and of a line with the key whose conditions do not hold.
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
-"""How ``ssh-keygen`` names the key of a good signature."""
 _CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
-"""What ``ssh-keygen`` says of a certificate that a line's key has made, and that does not hold."""
 _OF_LINE = re.compile(r"expired|not yet valid|not permitted")
-"""What ``ssh-keygen`` says of a line with the key whose conditions do not hold."""
 _SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
 _ADD_LINE = (
     "get it signed with one of the keys in {signers}; only if you know whose key this is, and "
@@ -173,10 +160,8 @@ class SignatureVerdict:
 
     why: str  # why the signature is not accepted; empty if it is
     key: str = ""  # the key that has signed this bundle, whoever's it is; empty if none has
-    remedy: str = ""
-    """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
-    signer: str = ""
-    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
+    remedy: str = ""  # what would make it accepted; ``{signers}`` stands for their file
+    signer: str = ""  # as the file of allowed signers calls them; empty for nobody of these
 
     @property
     def is_accepted(self) -> bool:
@@ -213,10 +198,7 @@ def read_signature(path: Path) -> str | None:
 def decide_trust(
     config: Config, store: Store, bundle: Path, bundle_id: str
 ) -> tuple[SignatureVerdict | None, Trust | None]:
-    """Decide on a bundle that is about to be used; None where the settings name no signers.
-
-    Where a signature is required, what nodes need to check it comes second.
-    """
+    """Decide on a bundle that is about to be used, and what nodes need to check it, if required."""
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
     signature = read_signature(locate_signature(bundle))
@@ -331,7 +313,7 @@ def _examine_with_keygen(signature: str, bundle_id: str, signers: str | None) ->
 def _explain_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
     """Return why a certificate does not hold; empty if it is none, or no line has its authority.
 
-    ``verify`` says why, which needs somebody whom the line is for: its own pattern will do.
+    ``verify`` says why, for somebody whom the line is for: its own pattern will do.
     """
     for certificate in filter(None, map(_CERTIFICATE.fullmatch, parse_keygen_lines(found))):
         line = trust.signers.split("\n")[int(certificate[1]) - 1]
@@ -349,12 +331,8 @@ def _list_principals(text: str) -> list[str]:
 
 
 def _why(done: CompletedCommand) -> str:
-    """Return what ``ssh-keygen`` said; of a long file of signers, the last lines."""
     lines = [line.rstrip(".") for line in parse_keygen_lines(done)[-_LINES:]]
     return "; ".join(lines) or f"ssh-keygen ended with status {done.returncode}"
-
-
-# --- ``stager sign``: a signature beside the bundle, made by ``ssh-keygen`` ----------------------
 
 
 @dataclass(frozen=True, kw_only=True)

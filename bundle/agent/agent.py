@@ -45,7 +45,7 @@ def main(phase: str, handle: int | None = None) -> int:
     try:
         if phase == PhaseName.SESSION:
             return _serve_session(AgentChannel(handle))
-        channel = AgentChannel(handle, phase)
+        channel = AgentChannel(handle)
         answer = _result(channel, PHASES)
         channel.send_last_answer(answer, channel.request.phase)
         return 0 if answer.ok else 3
@@ -75,7 +75,7 @@ def collect(handle: int | None) -> int:
     from ..node.node_root import code_path, env_path
     from ..results import stream
 
-    request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
+    request = AgentChannel(handle, follow=False).request
     if not isinstance(request, messages.CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
     job, out = request.job, sys.stdout.buffer

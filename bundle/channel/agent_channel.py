@@ -26,56 +26,37 @@ from .frames import FrameWriter, Lines, heartbeat
 GO, STOP = "go", "stop"
 """Commands to an agent that waits for a file: all of it has come, or it will not."""
 PACKED = "="  # the beginning of a compressed request; zlib's result follows, in base64
-RELAY = "relay"
-"""The beginning of the command to take part in a relay; the nodes of it follow, compressed."""
+RELAY = "relay"  # begins the command to take part in a relay; the nodes follow, compressed
 END = "end"  # the command to agents at work: end it, and stay until all output has come
-SIGNAL = "signal "
-"""The beginning of the command to pass a signal on to the ranks; its number follows."""
-LOOK = "look "
-"""The beginning of the command to report what the ranks do; the number of the question follows."""
+SIGNAL = "signal "  # begins the command to pass a signal on to the ranks; its number follows
+LOOK = "look "  # begins the command to report on the ranks; the question's number follows
 AGAIN = "again"  # the key of a line that asks for frames once more, by source
-STAY_SECONDS = 900.0
-"""Time that an agent stays after its last answer, unless the driver ends its input before.
-
-This is longer than the driver waits for ranks that do not end
-(:data:`bundle.driver.transports.slurm_text.PATIENCE`); by then Slurm has passed on everything.
-"""
+STAY_SECONDS = 900.0  # after the last answer; longer than the driver waits, and Slurm needs
 _LONGEST_PAUSE_SECONDS = 600.0
 BEAT_SECONDS = 10.0
-"""Time between two heartbeats of an agent, in every phase.
-
-The driver notices by them that a node is lost: ``srun`` may never report it, as Slurm's controller
-must resolve the name of the host of ``srun`` for that, since 23.11. And an sshd that never sends
-notices only by TCP's keepalive, after two hours, that the network to the driver has gone.
-"""
-HANG_SECONDS = 60.0
-"""Time without progress after which processes hang: no disk takes as long for one request."""
+"""Time between two heartbeats of an agent, in every phase: ``srun`` may never report a lost node,
+as Slurm's controller must resolve the name of its host for that, since 23.11; and an sshd that
+never sends notices only after two hours, by TCP's keepalive, that the network has gone."""
+HANG_SECONDS = 60.0  # without progress: no disk takes as long for one request
 _MOST_NAMED = 3  # processes that a heartbeat names
-_REPEAT_SECONDS = 4.0
-"""Time after which an agent that stays repeats its last message; the pause doubles each time."""
+_REPEAT_SECONDS = 4.0  # before an agent that stays repeats its last message; it doubles
 
 
 class AgentChannel:
     """Takes the driver's requests and commands, and sends events to it.
 
-    On a local node each request is one line on standard input. In a step of Slurm's the first one
-    was taken from there before (:mod:`bundle.channel.bootstrap`), and each further line is a
-    command or a request, for all nodes; the end means that the driver has gone, or wants this agent
-    to. ``sent`` counts the bytes of output since the last request, by rank.
+    On a local node each request is one line of standard input. In a step of Slurm's each line after
+    the first request is a command or a request, for all nodes; the end means that the driver has
+    gone. ``sent`` counts the bytes of output since the last request, by rank.
     """
 
-    def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
-        """Read the first request from an open file, or standard input.
-
-        ``phase`` is that of requests that do not name one; with ``follow`` the end of standard
-        input ends this process.
-        """
-        self._lines: queue.Queue[str] = queue.Queue()
-        """The lines of the driver that were read in a step; an empty one is the end."""
+    def __init__(self, handle: int | None, *, follow: bool = True) -> None:
+        """Read the first request from an open file, or stdin, whose end may end this process."""
+        self._lines: queue.Queue[str] = queue.Queue()  # the driver's, in a step; empty: the end
         self._busy = True
         self.sent: dict[int | None, int] = {}
         self._on_look: Callable[[int], None] = lambda number: None
-        self._requests = RequestReader(get_node_name(os.environ), phase)
+        self._requests = RequestReader(get_node_name(os.environ))
         self.request = self._requests.first(_read_first_message(handle))
         self._in_step = self._requests.in_step
         self.handed_over = self._requests.handed_over
@@ -127,10 +108,7 @@ class AgentChannel:
         return False
 
     def send_last_answer(self, event: AgentEvent, name: str = "") -> None:
-        """Send the last answer; stay until the driver has all that was sent, or has gone.
-
-        What a task leaves behind when it ends, Slurm passes on in pieces.
-        """
+        """Send the last answer; stay until the driver has all that was sent, or has gone."""
         if self._in_step:
             signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
         self.emit(event, name)
@@ -155,10 +133,7 @@ class AgentChannel:
         return line
 
     def _await_line(self, until: float) -> str:
-        """Wait for the driver's next line; return "" once it has gone, or after that time.
-
-        Meanwhile the last message is repeated: should it be what is missing, nothing shows that.
-        """
+        """Wait for the driver's next line, repeating the last message; return "" at its end."""
         pause = _REPEAT_SECONDS
         while time.monotonic() < until:
             try:
@@ -174,7 +149,6 @@ class AgentChannel:
         self._lines.put("")
 
     def _take_input(self, until: int | None = None) -> None:
-        """Take commands from standard input until its end, or that of a pipe."""
         lines, ready = Lines(), select.poll()
         for handle in (0, *(() if until is None else (until,))):
             ready.register(handle, select.POLLIN)
@@ -185,10 +159,7 @@ class AgentChannel:
 
     @contextlib.contextmanager
     def answer_looks(self, look: Callable[[int], None]) -> Iterator[None]:
-        """Call a function with the number of each question for what the ranks do, from a thread.
-
-        On a local node nobody else reads standard input while the block runs.
-        """
+        """Call a function with the number of each question for what the ranks do, from a thread."""
         ignore, self._on_look = self._on_look, look
         end, stop = os.pipe()
         listener = threading.Thread(target=self._take_input, args=(end,), daemon=True)
@@ -229,16 +200,14 @@ class AgentChannel:
     def _take(self, line: str) -> None:
         if line == END:
             self._interrupt()
-        if line.startswith(SIGNAL):
-            number = line[len(SIGNAL) :]
-            if number in {str(int(known)) for known in USER_SIGNALS}:  # it may be cut
-                signals.add_user_signal(int(number))
-        elif line.startswith(LOOK):
-            if line[len(LOOK) :].isdecimal():  # it may be cut
-                self._on_look(int(line[len(LOOK) :]))
-        elif not line.startswith(f'{{"{AGAIN}"'):
+        known = {str(int(number)) for number in USER_SIGNALS}
+        if line.startswith(SIGNAL) and line[len(SIGNAL) :] in known:  # it may be cut
+            signals.add_user_signal(int(line[len(SIGNAL) :]))
+        elif line.startswith(LOOK) and line[len(LOOK) :].isdecimal():
+            self._on_look(int(line[len(LOOK) :]))
+        elif not line.startswith((f'{{"{AGAIN}"', SIGNAL, LOOK)):
             self._lines.put(line)
-        else:
+        elif line.startswith("{"):
             with contextlib.suppress(ValueError):  # it was cut; the driver asks again
                 question = decode(FramesAgain, json.loads(line))
                 self._send_again(question.again.get(self._source, ()))

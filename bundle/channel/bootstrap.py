@@ -1,11 +1,9 @@
 """The first program on a node of an allocation: it starts the far side without leaving a file.
 
-Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
-a line with three numbers of bytes, then the modules of the node program, compressed, then the
-request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ, then
-variables, where this process does not inherit them: its own count more. Where the first number is
-0, variables carry the program. It goes on in this process, or under the Python that the request
-names for this node; standard input stays open.
+Its source is the text of ``python3 -I -S -c``. On standard input come a line with three numbers of
+bytes, then, compressed, the modules of the node program (in variables where the number is 0), the
+request in JSON with a ``common`` part and an ``own`` part for nodes that differ, and variables
+where this process does not inherit them. It goes on under the Python that the request names.
 """
 
 import binascii

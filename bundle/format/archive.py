@@ -34,33 +34,24 @@ from .zstd import Decompress
 
 # --- A file that is read while it is still being transferred -------------------------------------
 
-# A relay counts what has arrived. ``sbcast`` writes its target from the beginning to the end, so
-# everything before the current end of the file has arrived; if some version of it sets the full
-# length at once, the digests show it: bytes that do not fit yet are read again until the transfer
-# is over.
+# A relay counts what has arrived. ``sbcast`` writes its target in order; should
+# some version set the full length at once, the digests show it: bytes that do not fit yet are read
+# again until the transfer is over.
 
 _RUNNING, _DONE, _FAILED = range(3)
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.004, 0.03
-"""Time between two looks at the file: short at first, and longer while nothing comes. On a slow
-link most of the processor time of those that wait would be spent looking."""
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.004, 0.03  # between two looks: longer if nothing comes
 _SLOTS = 256  # processes whose waiting times are kept apart; more of them share a slot
 
 
 class Arrival:
     """The progress of a transfer; shared with the processes that are forked later."""
 
-    def __init__(self, prefix: memoryview | None = None) -> None:
+    def __init__(self, prefix: memoryview | None = None, *, is_over: bool = False) -> None:
         """Share ``prefix``, the gapless bytes so far, with the writer; None if it is in order."""
         self._prefix = prefix
         self._state = mmap.mmap(-1, 1)
+        self._state[0] = _DONE if is_over else _RUNNING
         self._waits = memoryview(mmap.mmap(-1, _SLOTS * 8)).cast("d")
-
-    @classmethod
-    def over(cls) -> Arrival:
-        """Return the arrival of a file that is complete."""
-        arrival = cls()
-        arrival.end(whole=True)
-        return arrival
 
     def end(self, *, whole: bool) -> None:
         """Note that the transfer is over, with all of the file or not."""
@@ -100,8 +91,7 @@ class Arrival:
 
 
 END = bytes(2 * BLOCK)  # the end of every tar, and so of a bundle
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file."""
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe would wait for a writer
 
 
 class Excerpt(NamedTuple):
@@ -121,18 +111,16 @@ class BundleFile:
         excerpt: Excerpt | None = None,
         arrival: Arrival | None = None,
     ) -> None:
-        """Open a bundle and check all of it except the content of the parts and layers.
+        """Open a bundle and check all but the content of its parts and layers.
 
-        With ``arrival``, the progress of a file that is still being sent, reading waits, and
-        :meth:`check_frame` is left to the caller.
+        While it is still being sent, reading waits, and :meth:`check_frame` is the caller's.
         """
         self.path = path
-        self._arrival = arrival or Arrival.over()
-        self._layers: dict[str, int] = {}
-        """The open files of layers, by path; used where this file is thin."""
+        self._arrival = arrival or Arrival(is_over=True)
+        self._layers: dict[str, int] = {}  # the open files of a thin one's layers, by path
         self._starts, self._sources = [0], [("", 0)]
-        """For each stretch of the bundle its beginning, and the layer that has it, or else this
-        file; with its beginning goes how much further it is in the bundle than in that file."""
+        """For each stretch of the bundle its beginning, and the layer that has it (else this file),
+        with how much further it is in the bundle than there."""
         while not self._open_checked(expected, excerpt, is_arriving=arrival is not None):
             self._arrival.pause()
 
@@ -158,7 +146,7 @@ class BundleFile:
             if expected not in (None, self.manifest.id):
                 ids = {"id": self.manifest.id[:12], "expected": str(expected)[:12]}
                 raise self._problem(ProblemCode.ANOTHER_BUNDLE, **ids)
-        except (ManifestError, UnicodeDecodeError) as exc:
+        except ManifestError as exc:
             self.close()
             if more_may_come:
                 return False
@@ -333,13 +321,12 @@ class BundleFile:
         try:
             found = os.stat(path).st_size
         except OSError as exc:
-            raise self._make_layer_error(path, files.error_text(exc)) from exc
-        if found != expected:
-            raise self._make_layer_error(path, f"it has {found} bytes, not {expected}")
-        return path
-
-    def _make_layer_error(self, layer: str, why: str) -> NodeError:
-        return self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=layer, why=why)
+            why = files.error_text(exc)
+        else:
+            if found == expected:
+                return path
+            why = f"it has {found} bytes, not {expected}"
+        raise self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=path, why=why)
 
     def _read_manifest(self) -> Manifest:
         self._arrival.wait(self._handle, BLOCK, self.path)
@@ -353,7 +340,6 @@ class BundleFile:
         return parse(self.read(BLOCK, size))
 
     def _read_checked_bytes(self, offset: int, size: int, sha256: str, why: str) -> bytes:
-        """Read bytes and check their digest; wait while more of an arriving file may come."""
         while True:
             more_may_come = self._arrival.may_grow(self.path)
             data = self.read(offset, size)
@@ -361,7 +347,9 @@ class BundleFile:
                 return data
             if not more_may_come:
                 path, _ = self._sources[bisect.bisect_right(self._starts, offset) - 1]
-                raise self._make_layer_error(path, why) if path else self._make_damage_error(why)
+                if path:
+                    raise self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=path, why=why)
+                raise self._make_damage_error(why)
             self._arrival.pause()
 
     def _make_damage_error(self, why: str) -> NodeError:

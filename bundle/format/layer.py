@@ -1,8 +1,7 @@
 """The index of one layer, and the checks it must pass before a byte of the layer is used.
 
-A layer is a sequence of zstd frames. The first is the head, which holds the index. Each later frame
-decompresses, independently of the others, to the next piece of one plain tar. Its headers are for
-people: unpacking reads the index alone.
+A layer is a sequence of zstd frames: the head, which holds the index, and the pieces of one plain
+tar, independent of one another. Its headers are for people: unpacking reads the index alone.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ from .manifest import BLOCK, Layer
 
 # --- Limits of paths on nodes: checked where layers are made, and where they are unpacked --------
 
-PATH_LIMIT = 3584
-"""Bytes of a path in an environment. Linux takes 4,095 in all (path_resolution(7)); the rest is for
-the node root."""
+PATH_LIMIT = 3584  # bytes in an environment; of Linux' 4,095 the rest is for the node root
 NAME_LIMIT = 255  # bytes of one name, on every file system that nodes have
-DEPTH_LIMIT = 256
-"""Names in a path; tools that walk trees by recursion end a few hundred further down."""
+DEPTH_LIMIT = 256  # names in a path; tools that walk trees by recursion end a bit further down
 _SHOWN = 300  # characters of a path that a message shows
 
 
@@ -45,8 +41,7 @@ def abridge_path(path: str) -> str:
     return path if len(path) <= _SHOWN else f"{path[:60]}...{path[-60:]}"
 
 
-FRAME_LIMIT = 64 << 20
-"""The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
+FRAME_LIMIT = 64 << 20  # the most a frame may hold, packed or not: bounds a hostile bundle's claim
 LINK_LIMIT = 40  # links in a row that Linux follows before it reports a loop (path_resolution(7))
 
 _MODES = (0o644, 0o755)
@@ -109,9 +104,8 @@ def check_link(link: Link) -> None:
     """Refuse a symbolic link that is absolute or climbs out of the environment."""
     check_path(link.path)
     target: object = link.target  # of any type until it is checked
-    if not isinstance(target, str) or not target.isprintable() or target[:1] in ("", "/"):
-        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
-    if explain_excess(target):
+    is_text = isinstance(target, str) and target.isprintable() and target[:1] not in ("", "/")
+    if not isinstance(target, str) or not is_text or explain_excess(target):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {target!r}")
     depth = link.path.count("/")
     for part in target.split("/"):
@@ -125,10 +119,7 @@ def check_link(link: Link) -> None:
 
 
 def check_links(links: Mapping[str, str]) -> None:
-    """Refuse links that lead outside through one another, followed the way the kernel does.
-
-    Where ``a/b/up`` leads to ``a``, ``a/b/up/..`` is not ``a/b``, as its text alone would say.
-    """
+    """Refuse links that lead outside through one another, followed the way the kernel does."""
     for path, target in links.items():
         try:
             _follow(path, links)
@@ -180,11 +171,7 @@ def _check_paths(paths: Sequence[str]) -> None:
 
 
 def check_index(index: Index) -> None:
-    """Refuse an index of which a byte could be written outside the environment.
-
-    Raises:
-        ValueError, TypeError: a field is unsafe (LayerError), or of another type.
-    """
+    """Refuse an index of which a byte could be written outside, by ValueError or TypeError."""
     for frame in index.frames:
         Digest(frame.sha256)
         for size in (frame.size, frame.unpacked_size):
@@ -198,7 +185,6 @@ def check_index(index: Index) -> None:
 
 
 def _check_files(index: Index) -> None:
-    """Refuse files with impossible fields, or whose contents overlap."""
     _check_paths([entry.path for entry in index.files])
     # A file has its tar header before it, and the tar ends with two empty blocks.
     end_of_files = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
@@ -239,8 +225,7 @@ class Origin:
     name: str  # the distribution's normalized name; empty for the other kinds, where it is a label
     version: str  # the distribution's version; empty for the other kinds
     content: Digest  # digest of the wheel, or of the tree
-    options: Mapping[str, object]
-    """Every option that shapes the layer's bytes, the format's version among them."""
+    options: Mapping[str, object]  # all that shape the layer's bytes, the format's version too
 
     @property
     def id(self) -> Digest:
@@ -333,10 +318,7 @@ def get_packed_index(head: bytes) -> bytes:
 def decode_head(
     head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
 ) -> Index:
-    """Read a head whose digest has been checked, and refuse paths that leave the environment.
-
-    ``checked`` is True if these very bytes have been read, and not refused, before.
-    """
+    """Read a head whose digest was checked; ``checked`` if these bytes were read before, too."""
     summary = head_summary(head)
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")

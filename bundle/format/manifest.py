@@ -8,19 +8,15 @@ A bundle is one uncompressed tar. Its members, in this order::
     heads/<layer id>         one for each layer: the index of its files and frames
     layers/<layer id>.tar.zst    the frames of each layer, in the same order
 
-All heads come before all frames: a node that receives a bundle bit by bit can place each frame as
-it comes.
+All heads come before all frames: a node can place each frame as it comes. The manifest determines
+the whole tar, headers and padding included; a reader compares each: no byte goes unchecked.
 
-A *thin* bundle is a tar without the decompressor and the frames: they are read from the offline
-root, ``../layers/`` of the file's directory. Their headers and padding follow behind its end mark:
-each byte of the bundle is in some file, and a reader finds it as if there were only one.
-
-The manifest names every member with its size, so the whole tar, headers and padding included, is
-determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
+A *thin* bundle is a tar without the decompressor and the frames, which are in ``../layers/`` of its
+directory; their headers and padding follow behind its end mark.
 
 Digests form a tree: ``Manifest.id`` covers the manifest, the manifest each layer's head, a head its
-origin, each compressed frame behind it and each file inside. So parts of a layer can be checked
-independently, in parallel, before anything is visible.
+origin, each compressed frame behind it and each file inside: parts of a layer can be checked
+independently, in parallel.
 """
 
 from __future__ import annotations
@@ -36,13 +32,11 @@ from ..protocol.dataclass import dataclass
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.job import Requires, require_printable
 
-FORMAT = 4
-"""Version of the bundle's layout; raised with each change that an older program cannot read."""
+FORMAT = 4  # version of the bundle's layout
 MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
 BLOCK = 512
-PART_LIMIT = 64 << 20
-"""The largest member that is read whole: it bounds what a hostile bundle can claim."""
+PART_LIMIT = 64 << 20  # the largest member that is read whole, whatever a hostile bundle claims
 HEAD_LIMIT = 256 << 20  # the same for the head of a layer
 PYTHON = "python"  # the kind of the layer with a bundle's own Python
 KINDS = ("wheel", "project", "trainer", "asset", PYTHON)
@@ -121,18 +115,13 @@ class Manifest:
     name: str
     requires: Requires
     node: Part
-    decompressor: Part | None
-    """The zstandard wheel, or None where the target's Python has zstd of its own."""
-    layers: tuple[Layer, ...]
-    """In the order in which they are stored; on equal paths the first one writes."""
-    packages: tuple[str, ...]
-    """Names of the packages asked for by the user, the ones a probe reports."""
+    decompressor: Part | None  # the zstandard wheel; None where the target's Python has zstd
+    layers: tuple[Layer, ...]  # in the order of their storing; the first writes equal paths
+    packages: tuple[str, ...]  # those asked for by the user, which a probe reports
     imports: tuple[str, ...]  # modules that must import on every node
     format: int = FORMAT
 
-    # These are needed again and again, and each takes milliseconds for a hundred layers.
-
-    @functools.cached_property
+    @functools.cached_property  # it takes milliseconds
     def id(self) -> Digest:
         """The bundle's identity: the digest of all the fields above."""
         return Digest.of(canonical_json(asdict(self)))
@@ -211,11 +200,7 @@ def parse(data: bytes) -> Manifest:
 
 
 def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
-    """Return the tar header of a file, byte for byte: in the outer tar, and within layers.
-
-    A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with owner and time
-    zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
-    """
+    """Return the tar header of a file: POSIX ustar (IEEE Std 1003.1); GNU's size from 8 GiB on."""
     if len(name.encode()) > 100:
         raise ManifestError(f"member name is longer than 100 bytes: {name}")
     number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
@@ -245,7 +230,7 @@ def count_padding(size: int) -> int:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse values that no build writes: they become file names, offsets and memory sizes."""
+    # They become file names, offsets and memory sizes.
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         require_printable(value, "name, packages or imports")
     for part in filter(None, (manifest.node, manifest.decompressor)):
@@ -272,6 +257,6 @@ def _check_layer(layer: Layer) -> None:
     _check_size(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
 
 
-def _check_size(value: object, limit: int, what: str) -> None:
-    if type(value) is not int or not 0 <= value <= limit:
+def _check_size(value: int, limit: int, what: str) -> None:
+    if not 0 <= value <= limit:
         raise ValueError(f"{what} has an impossible size, {value!r}")

@@ -17,19 +17,15 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.own_program import short_version
 from .layer import LayerError
 
-# --- The part of a shared library that the dynamic loader maps; the rest is not needed -----------
-
 _HEADER_SIZE, _64_LITTLE_ENDIAN = 64, b"\x7fELF\2\1"
 _SEGMENTS_AT, _SECTIONS_AT, _SIZES_AT = 0x20, 0x28, 0x36
 _SIZES, _SEGMENT = struct.Struct("<HHHHH"), struct.Struct("<II5Q8x")
 
 
 def strip_unmapped_tail(library: IO[bytes]) -> bytes:
-    """Return a shared library without its tail of debug information and section headers.
+    """Return a shared library without debug information and section headers, which are not read.
 
-    Loaders use the segments alone (elf(5): sections are for linking and for debuggers). Most of a
-    library that was not stripped lies behind its last segment, and none of that is read here. One
-    that is not of the usual shape, 64 bits, little-endian, segments first, is returned as it is.
+    Loaders use the segments alone (elf(5)). One of an unusual shape is returned as it is.
     """
     head = library.read(_HEADER_SIZE)
     is_usual = len(head) == _HEADER_SIZE and (
@@ -50,13 +46,9 @@ def strip_unmapped_tail(library: IO[bytes]) -> bytes:
     return bytes(whole)
 
 
-# --- The zstd decompressor that travels in a bundle, or this Python's own ------------------------
+# The cffi module of a zstandard wheel exports all of libzstd, for any Python.
 
-# The cffi module of a zstandard wheel contains all of libzstd, and exports its functions, which
-# know nothing of Python. So any Python can call them, one that could not import the module, too.
-
-Decompress = Callable[[bytes, int], bytes]
-"""Turns one zstd frame into its content, which must have the given length; -1 for an index."""
+Decompress = Callable[[bytes, int], bytes]  # of a zstd frame and its length; -1 for an index
 
 _LIBRARY = re.compile(r"zstandard/_cffi\.[^/]*\.so")
 _UNKNOWN, _NO_FRAME = (1 << 64) - 1, (1 << 64) - 2
@@ -65,10 +57,7 @@ _INDEX_LIMIT = 512 << 20
 
 
 def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress:
-    """Return a zstd decompressor: that of a wheel, its digest checked, or this Python's own.
-
-    ``scratch`` is a private directory for the library; it must exist while that is used.
-    """
+    """Return a zstd decompressor: that of a wheel, in ``scratch``, or this Python's own."""
     if data is None:
         return _standard_library_zstd()
     path = os.path.join(scratch, "zstd.so")

@@ -1,15 +1,11 @@
 """Dataclasses as JSON and back: one codec for all that travels between the two sides.
 
-A type is read from its annotation as text, as Python 3.9 cannot evaluate ``int | None``. It may be
-``None``, ``bool``, ``int``, ``float``, ``str``, ``AnyText``, ``object`` (any JSON value),
-``tuple[T, ...]``, ``tuple[A, B]``, ``dict[str, T]``, a class, or several of these with ``|``. A
-class is an enumeration, a text that checks itself (:class:`~bundle.protocol.digest.Digest`),
-another dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are looked up in
-the module that declares the field, so it must import them when it runs.
-
-All fields are written. A field's JSON name is its own, or ``json`` of its metadata:
-``field(metadata={"json": "class"})``; one whose ``json`` is None has no place in the JSON. A path
-becomes its text.
+A type is read from its annotation as text, as Python 3.9 cannot evaluate ``int | None``: ``None``,
+``bool``, ``int``, ``float``, ``str``, ``AnyText``, ``object`` (any JSON value), ``tuple[T, ...]``,
+``tuple[A, B]``, ``dict[str, T]``, a class, or several of these with ``|``. A class is an
+enumeration, a text that checks itself, another dataclass, or one with ``to_json`` and
+``from_json``; the module that declares the field must import it when it runs. A field's JSON name
+is its own, or ``json`` of its metadata; one whose ``json`` is None has no place in the JSON.
 """
 
 from __future__ import annotations
@@ -31,11 +27,11 @@ _NUMBER_LIMIT = 1 << 62  # no count, size or number of seconds is as large as th
 
 
 class DecodeError(ValueError):
-    """A JSON value is not what it should be."""
+    """A JSON value is not what it should be; ``path`` is its place, ``nodes[2].address``."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
-        self.path = path  # of the wrong value, ``nodes[2].address``; empty for all of it
+        self.path = path
         self.reason = reason
 
 
@@ -61,29 +57,14 @@ def _encode_value(value: object) -> object:
         return value.to_json()
     if dataclasses.is_dataclass(value):
         return encode(value)
-    return _encode_plain(value)
-
-
-def _encode_plain(value: object) -> object:
-    if isinstance(value, enum.Enum):
-        value = value.value
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return value.value if isinstance(value, enum.Enum) else os.fspath(value)  # type: ignore[call-overload]
 
 
 def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) -> _T:
-    """Read a dataclass from a JSON object.
+    """Read a dataclass from a JSON object; DecodeError if a field is missing or wrong.
 
-    Args:
-        kind: the dataclass.
-        raw: the JSON value.
-        path: the key path of this object, for messages.
-        strict: refuse what is unknown or wrong. Else read what may be damaged, or of another
-            version: keys without a field are ignored, a field that is wrong has its default, and
-            lists and tables are without the items that are wrong.
-
-    Raises:
-        DecodeError: a field without a default is missing or wrong, or, where that is refused, any
-            is unknown or wrong.
+    If not strict, the object may be damaged, or of another version: unknown keys are ignored, a
+    wrong field has its default, and lists and tables lack the items that are wrong.
     """
     items = _require(dict, "an object", raw, path)
     prefix = f"{path}." if path else ""
@@ -106,7 +87,6 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
 
 @functools.lru_cache(maxsize=None)
 def _json_names(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the names of a dataclass's fields, and their names in JSON."""
     fields = dataclasses.fields(kind)
     names = [(field.name, field.metadata.get("json", field.name)) for field in fields]
     return tuple((name, key) for name, key in names if key is not None)
@@ -123,9 +103,6 @@ def _readers(kind: type, strict: bool) -> tuple[tuple[str, str, _Reader, bool], 
         is_required = field.default is field.default_factory is dataclasses.MISSING
         readers.append((name, key, _reader(str(field.type), module, strict), is_required))
     return tuple(readers)
-
-
-# --- Readers of types
 
 
 @functools.lru_cache(maxsize=None)

@@ -58,8 +58,7 @@ class Backend(TextEnum):
 class TransferWay(TextEnum):
     """The way in which nodes get the bundle."""
 
-    AUTO = "auto"
-    """Read where it lies if that is quicker; else sent, by the nodes to each other if they can."""
+    AUTO = "auto"  # read where it lies if that is quicker; else sent, by a relay if possible
     RELAY = "relay"  # sent: each node passes it on to others
     SBCAST = "sbcast"  # sent by Slurm's ``sbcast``
     SHARED = "shared"  # read where it lies

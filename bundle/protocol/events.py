@@ -25,8 +25,6 @@ from .messages import (
 )
 from .problem import Problem, ProblemCode
 
-# --- Output of ranks that is in no log -----------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class OutputLoss:
@@ -46,9 +44,6 @@ class OutputLoss:
         frames = "some frames" if self.frames is None else format_count(self.frames, "frame")
         amount = f"{frames} of messages" if self.bytes is None else format_count(self.bytes, "byte")
         return f"{source} ({amount})"
-
-
-# --- The values of a transfer's plan, as its event has them --------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,6 @@ class StagingForecast:
 
     measured: bool  # true if the rates were measured on earlier jobs, and not assumed
     seconds: dict[str, float]  # seconds by phase, and ``total``
-
-
-# --- The measurements of ``verify --deep``, as a job's result has them ---------------------------
 
 
 @dataclass(frozen=True)
@@ -134,11 +126,11 @@ class DeepReport:
     skipped: str = ""  # the reason why there was none; empty if there was one
 
 
-# --- The events of a job's driver: one class for each, and the line that each becomes ------------
+# --- The events of a job's driver ----------------------------------------------------------------
 
 # A line is one JSON object with ``v``, the job's id, the time, the phase it belongs to, ``event``,
 # the name of a class here or of an agent's event, and that class's fields. ``events.<jobid>.jsonl``
-# has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
+# has all of them but the output of ranks, which has logs of its own.
 
 
 @dataclass(frozen=True)
@@ -474,12 +466,11 @@ def read_record(raw: object) -> Record | None:
     kind = _BY_NAME.get(_get_text(raw, "event"))
     if kind is None:
         return None
-    event: Event | None = _read_output_fast(raw) if kind is OutputShown else None
-    if event is None:
-        try:
-            event = decode(kind, raw, strict=False)
-        except (DecodeError, RecursionError):
-            return None
+    try:
+        output = _read_output_fast(raw) if kind is OutputShown else None
+        event: Event = output or decode(kind, raw, strict=False)
+    except (DecodeError, RecursionError):
+        return None
     return Record(event, _get_text(raw, "job_id"), _get_time(raw), _get_text(raw, "phase"))
 
 

@@ -1,9 +1,7 @@
-"""The job as it travels: one frozen value, JSON on the way, parsed once at the edge.
+"""The job as it travels: ``job.json``, version 5, has the fields of :class:`Job`.
 
-``job.json``, version 5, has the fields of :class:`Job`. The driver reads it from a file; an agent
-gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
-id nor nodes until an allocation stands: ``bind_allocation`` of
-:mod:`bundle.driver.transports.slurm_text` fills them in.
+A job for Slurm has neither an id nor nodes until an allocation stands:
+``slurm_text.bind_allocation`` fills them in.
 """
 
 from __future__ import annotations
@@ -21,47 +19,36 @@ from .digest import Digest
 from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
 from .problem import NodeError, Problem, ProblemCode
 
-# --- The speed of a cluster, from which the model of ``forecast`` computes seconds ---------------
-
-# Once earlier jobs have measured the rates, they travel in a job as JSON.
-
 
 @dataclass(frozen=True)
 class Rates:
     """The speed of a cluster, in seconds unless said otherwise.
 
-    The defaults are assumed: measured on one machine of 2 cores, with nodes in memory (tmpfs) and
-    a bridge between them, or taken from publications. Unpacking to a disk may take twice as long.
+    The defaults were measured on one machine of 2 cores, with nodes in memory, or are taken from
+    publications. Unpacking to a disk may take twice as long.
     """
 
     link: float = 600e6  # bytes a second of one sender, for all it serves
     exchange: float = 0.013
-    """For a block to be taken in and acknowledged, on each level of the tree. These two fit 334 MB
-    to 1, 3 and 6 nodes on one machine, in 1.2, 2.0 and 4.4 s, and decide how wide a tree is; not
-    measured on a large cluster."""
+    """For a block to be acknowledged, on each level of the tree, whose width it decides. Both fit
+    334 MB to 1, 3 and 6 nodes on one machine, in 1.2, 2.0 and 4.4 s."""
     broadcast: float = 0.15  # for ``sbcast`` to start, and to ask the controller once
     relay: float = 0.3  # for the nodes of a relay to learn of each other, and to connect
-    relay_level: float = 0.06
-    """For each level of a relay's trees. These two fit 40 MB over links of 200 Mbit/s to 16 nodes
-    in 2.3 s; not measured on a large cluster."""
+    relay_level: float = 0.06  # for each level of its trees; both fit 40 MB to 16 nodes in 2.3 s
     received: float = 0.3e-9  # CPU time for a byte that a node takes in, beside the unpacking
     byte: float = 1.2e-9  # CPU time for a byte that is unpacked: decompressed, checked and written
     file: float = 45e-6  # CPU time for a file that is made; 34,928 files of 1.39 GB took 3.2 s
     link_file: float = 15e-6  # for a hard link to a file of an older environment; as for ``cp -rl``
     environment: float = 0.3  # for an environment besides: indexes, directories, publishing
     step: float = 0.25  # for a step of Slurm's to start and to end, beside the agents' own time
-    node: float = 0.007
-    """CPU time of the driver for each node, of all phases together: measured on up to 64 nodes
-    (docs/scale.md), and assumed to be the same on more."""
+    node: float = 0.007  # CPU time of the driver, of all phases, for each node (docs/scale.md)
     agent: float = 0.25  # CPU time of an agent's start on its node, most of it for imports
     probe: float = 0.3  # CPU time of the check, without imports
     torchrun: float = 1.7  # for an import of torch; nothing where ``srun`` starts the ranks
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not above zero: the model divides and multiplies by them."""
-        for name, value in asdict(self).items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
+        for name, value in asdict(self).items():  # the model divides and multiplies by them
+            if not 0 < value < math.inf:
                 raise ValueError(f"rates.{name} is {value!r}")
 
     def scale_rates(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
@@ -77,8 +64,6 @@ class Rates:
 
 ASSUMED = Rates()
 
-
-# --- The requirements that a node must meet to run a bundle --------------------------------------
 
 _PYTHON = re.compile(r"3\.\d{1,3}")
 _LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
@@ -144,7 +129,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Trust:
-    """The signature of the job's bundle that the login side has accepted, for nodes to check."""
+    """The signature of the job's bundle, accepted by the login side, for nodes to check."""
 
     signers: str  # the keys that may sign: the content of an ``allowed_signers`` file
     signer: str  # the principal there whose key has signed
@@ -189,9 +174,7 @@ class Job:
     stage: Stage = Stage.AUTO
     transfer: TransferWay = TransferWay.AUTO
     cpus_per_task: int | None = None  # CPUs of each node's part; None for all of the allocation
-    outputs: tuple[
-        str, ...
-    ] = ()  # paths below the run directory that come back if it is not shared
+    outputs: tuple[str, ...] = ()  # paths below the run directory that come back if not shared
     tracked: tuple[str, ...] = ()  # those of them that trackers may write, and that nobody misses
     resume_limit: int = 0  # most bytes of earlier results that are sent to such nodes
     dry_run: bool = False  # true to stop after the plan
@@ -200,21 +183,15 @@ class Job:
     rates: Rates | None = None  # speed of the cluster in earlier jobs; None for the assumed one
     run_subdir: str | None = None  # the run directory's path in the project; None if it is outside
     log_mode: LogMode = LogMode.PRIVATE
-    trusted_bundle: bool = False
-    """True if the offline root that sends the bundle also built it; else each of its files is
-    compared with its digest while it is unpacked."""
+    trusted_bundle: bool = False  # true if its sender built the bundle; else each file is compared
     show_all: bool = False  # true to print the output of all nodes, not only the first one's
     trust: Trust | None = None  # given where each node must check the bundle's signature, too
     code_store: CodeStore | None = None  # given where earlier jobs' compiled code may be used
 
     @property
     def can_launch_in_session_step(self) -> bool:
-        """True if the Slurm step that runs the other phases may launch the ranks, too.
-
-        Ranks that Slurm starts are tasks of their own; secret variables are for the ranks' own
-        step alone; and nodes cannot come and go in the step of all phases.
-        """
-        settings = self.launch
+        """True if the Slurm step that runs the other phases may launch the ranks, too."""
+        settings = self.launch  # Slurm's own tasks, secrets and changing nodes need a step
         return not (settings.launcher is Launcher.SRUN or settings.pass_env or settings.elastic)
 
     def to_json(self) -> dict[str, object]:
@@ -261,10 +238,7 @@ def load_job(path: str) -> Job:
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job with a value that could not name a file, or start no rank, by a ValueError.
-
-    Call it again when values are filled in later, as those of an allocation are.
-    """
+    """Refuse a job with a value that could not name a file, or start no rank, by a ValueError."""
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm_text.bind_allocation then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",), spares=0)
@@ -277,17 +251,13 @@ def check_job(job: Job) -> None:
         raise ValueError(
             f"{job.spares} spare nodes of {len(job.nodes)}, {job.launch.retries} retries"
         )
-    longest = f"{job.name}.{job.id}.{max(job.nodes, key=_count_bytes)}"
-    size = _count_bytes(longest)
+    longest = f"{job.name}.{job.id}.{max(job.nodes, key=lambda node: len(os.fsencode(node)))}"
+    size = len(os.fsencode(longest))
     if size > NAME_BYTES:
         raise ValueError(
             f"name, id and node have {size} bytes together ({shorten(longest)}): the names of "
             f"logs begin with them, and have room for {NAME_BYTES}"
         )
-
-
-def _count_bytes(name: str) -> int:
-    return len(os.fsencode(name))
 
 
 def _check_file_names(field: str, *names: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-ATTEMPT_MARK = "stager: attempt "
-"""The beginning of the line in a rank's log below which another attempt begins."""
+ATTEMPT_MARK = "stager: attempt "  # begins the line in a rank's log below which one begins
 
 
 def make_events_name(job_id: str) -> str:

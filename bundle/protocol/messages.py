@@ -27,11 +27,11 @@ class WireMessage:
             setattr(cls, key, value)
 
 
-# --- Output of ranks in JSON events, which hold any bytes exactly and are readable if it is text
+# --- Output of ranks in JSON events --------------------------------------------------------------
 
-# ``{"event": "output", "rank": 3, "text": "..."}``, or ``"base64"`` in place of ``"text"`` for
-# bytes that are not UTF-8. Much output at once is compressed where that saves a quarter:
-# ``"zlib"``, in base64. What travels through ``srun`` costs more time than compressing it does.
+# ``{"event": "output", "rank": 3, "text": "..."}``; for bytes that are not UTF-8 ``"base64"`` is in
+# place of ``"text"``, or ``"zlib"``, in base64, where that saves a quarter: what travels through
+# ``srun`` costs more time than compressing it does.
 
 _WORTH_BYTES = 1 << 12  # bytes from which on output is compressed
 _MOST_BYTES = 1 << 24  # bytes that one event may hold, many times what an agent sends at once
@@ -73,9 +73,6 @@ def decode_output(event: Mapping[str, object]) -> bytes:
 def split_lines(data: bytes) -> list[str]:
     """Return output as lines of text."""
     return data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
-
-
-# --- Facts about a machine and one of its directories, as a node finds and reports them ----------
 
 
 @dataclass(frozen=True)
@@ -144,9 +141,8 @@ class HostFacts:
 
 # --- The requests that a node's agent is asked with, one class a phase ---------------------------
 
-# On the wire a request is one JSON object with ``v``, the version, ``phase`` and the fields
-# of its class. In a step of Slurm's, whose tasks all get the same bytes, the requests of all nodes
-# travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of it.
+# A request is one JSON object with ``v``, the version, ``phase`` and the fields of its class. In a
+# step of Slurm's, whose tasks all get the same bytes, those of all nodes are one StepMessage.
 
 _T = TypeVar("_T")
 
@@ -181,7 +177,7 @@ class EarlyRequest(AgentRequest, phase="early"):
 
 @dataclass(frozen=True)
 class PreflightRequest(AgentRequest, phase="preflight"):
-    """Report everything that could stop the job. Without a bundle only ``marker`` is known."""
+    """Report everything that could stop the job; without a bundle only ``marker`` is known."""
 
     marker: str = ""  # name of a file in the run directory, by which a node knows it
     attempt: int = 0  # times that the ranks were started before: each has a port of its own
@@ -190,9 +186,7 @@ class PreflightRequest(AgentRequest, phase="preflight"):
     own_room: tuple[int, int] = (0, 0)  # bytes and inodes that an environment takes besides
     size: int = 0  # bytes of the bundle
     wheel: tuple[str, int] | None = None  # name and size of the bundle's decompressor
-    code: dict[str, tuple[AnyText, ...]] | None = None
-    """Of the compiled code for each kind of node some paths, by which a node sees that it has it;
-    None if none is used."""
+    code: dict[str, tuple[AnyText, ...]] | None = None  # some paths of each kind's compiled code
 
 
 @dataclass(frozen=True)
@@ -270,8 +264,7 @@ class CollectRequest(PlacedRequest, phase="collect"):
     """Send the job's outputs, as a stream of bytes."""
 
     directory: str  # the directory that they are in
-    brought: tuple[AnyText, ...] | None = None
-    """Files that other nodes have sent: only others are, with their directories. None: send all."""
+    brought: tuple[AnyText, ...] | None = None  # outputs that need not be sent; None: send all
     code: str = ""  # name of the directory with compiled code to send instead; empty for none
     since: float = 0.0  # only compiled code of a later time is sent, in seconds since the epoch
     unchanged_seconds: float = 0.0  # only compiled code is sent that was not written to for so long
@@ -282,8 +275,7 @@ class TidyRequest(PlacedRequest, phase="tidy"):
     """Remove the ranks' working directory on a node that does not share the run directory."""
 
     keep_files: bool = False  # true to leave it where there are files in it
-    brought: tuple[AnyText, ...] | None = None
-    """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
+    brought: tuple[AnyText, ...] | None = None  # a directory with more than these is left, if any
 
 
 class CleanRequest(AgentRequest, phase="clean"):
@@ -320,8 +312,7 @@ class Handover(WireMessage):
     frames_sent: int  # the number of frames that the agent had sent
 
 
-RELAY_SOURCE = "the source"
-"""What the driver's host is called in a relay, beside the names of nodes."""
+RELAY_SOURCE = "the source"  # the name of the driver's host in a relay
 
 
 @dataclass(frozen=True)
@@ -330,34 +321,28 @@ class RelayStart(WireMessage):
 
     port: int  # the port of the source on the driver's host
     nodes: int  # the number of nodes that take part
-    left_out: tuple[str, ...] = ()
-    """The names of those that take no part: they listened too late, or were lost."""
+    left_out: tuple[str, ...] = ()  # nodes that take no part: they were late, or are lost
 
 
 @dataclass(frozen=True)
 class FramesAgain(WireMessage):
     """A question of the driver's for frames that it has not received."""
 
-    again: dict[str, tuple[tuple[int, int], ...]]
-    """By source, the first and the last number of frames that are missing."""
+    again: dict[str, tuple[tuple[int, int], ...]]  # by source, the first and last missing number
 
 
 class RequestReader:
     """Reads the requests that come to one agent."""
 
-    def __init__(self, node: str, phase: str = "") -> None:
+    def __init__(self, node: str) -> None:
         self.in_step = False  # true in a step of Slurm's
         self.handed_over = False  # true if the agent was started under this interpreter by itself
         self.frames_sent = 0  # the number of frames that it had sent before
-        self._node, self._phase = node, phase
+        self._node = node
         self._job: object = None  # the job of the last message, as JSON
 
     def first(self, raw: object) -> AgentRequest:
-        """Read the first request.
-
-        Raises:
-            NodeError: it is of another version, or a field is missing, unknown or wrong.
-        """
+        """Read the first request; NodeError if it is of another version, or a field is wrong."""
         fields = raw if isinstance(raw, dict) else {}
         if "handover" in fields:
             handover = _decode_message(Handover, fields["handover"])
@@ -387,7 +372,7 @@ class RequestReader:
     def _decode_request(self, raw: object) -> AgentRequest:
         if not isinstance(raw, dict):
             raise _make_error("", "it is not an object")
-        fields = {"v": None, "phase": self._phase, **raw}
+        fields = {"v": None, "phase": "", **raw}
         version, phase = fields.pop("v"), str(fields.pop("phase"))
         if version != VERSION:
             raise _make_error("v", f"version {version!r}, this program speaks {VERSION}")
@@ -417,10 +402,7 @@ def _make_error(where: str, why: str) -> NodeError:
     return NodeError(Problem(ProblemCode.REQUEST_UNREADABLE, where, {"why": why}))
 
 
-# --- The events of a node's agent: its answer to each phase, and what it reports on the way ------
-
-# On the wire each is one JSON object with ``v``, the protocol's version, ``event``, the name of its
-# class, and all its fields. :mod:`bundle.protocol.events` reads them.
+# --- The events of a node's agent: each is one JSON object with ``v``, ``event`` and its fields --
 
 
 @dataclass(frozen=True)
@@ -755,9 +737,6 @@ class LaunchAnswer(Answer, event="launch"):
     code: CodeAmount | None = None  # the compiled code there; None if it is not brought back
 
 
-# --- A node's report on the environments that it has removed -------------------------------------
-
-
 @dataclass(frozen=True)
 class NodeCleanup:
     """The result of cleaning one node root; in a dry run, the plan."""
@@ -779,9 +758,6 @@ class CleanAnswer(Answer, event="clean"):
     """The node roots of one node after a cleaning."""
 
     roots: tuple[NodeCleanup, ...] = ()  # each node root of this user
-
-
-# --- A node's report in ``verify --deep`` --------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -44,29 +44,19 @@ _ROOM_THERE = "make room there; {files} still at {source}"
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What is decided for one kind of problem.
-
-    The words have its values in braces; ``{where}`` is its place.
-    """
+    """What is decided for one kind of problem; its words have values, and ``where``, in braces."""
 
     what: str  # the fault
     why: str = "{why}"  # the finding; empty where the fault says it all
     fix: str = ""  # the remedy
     fault: NodeFault | None = None
-    """The fault of the node that has it; None if no node is to blame.
-
-    Blameless is an error of the program, its memory, a time limit, a preemption, an interrupt, a
-    hang, a missing module, a bundle that is damaged itself or is built for other machines, and
-    everything that happens on the login side.
-    """
+    """The fault of the node that has it; None for an error of the program, its memory, a limit, a
+    preemption, an interrupt, a hang, a missing module, a damaged bundle, and the login side."""
     failure: FailureClass | None = None  # the class of a job's failure by it; None: as the fault
     least_nodes: int = 2
-    """The fewest nodes of a job in which it tells something about the node.
-
-    1: it is wrong whatever the job asks for. 2: an environment may be too large for every node, and
-    a setting wrong for all of them; another node, which can do it, shows that this one is at fault.
-    3: it goes wrong between two nodes; a third shows whose fault it is.
-    """
+    """The fewest nodes of a job in which it tells something about the node: 1 whatever the job asks
+    for; 2 where another node, which can do it, shows that the job does not ask too much of all; 3
+    where it goes wrong between two nodes, and a third shows whose fault it is."""
     follows: bool = False  # true if it follows from another node's problem
     is_unreachable: bool = False  # true if nothing can be started on the node
 
@@ -77,14 +67,8 @@ class Row:
         return self.failure or next(same, FailureClass.ENVIRONMENT)
 
 
-# --- The table
-
-
 class ProblemCode(enum.Enum):
-    """The kinds of problems, a row each; its code in JSON is ``no-room`` for ``NO_ROOM``.
-
-    What the words of a row do not say about it is in ``docs/problems.toml``.
-    """
+    """The kinds of problems; ``docs/problems.toml`` has what the words of a row do not say."""
 
     @property
     def row(self) -> Row:
@@ -782,9 +766,6 @@ JOB_ENDINGS = {ending.value: ProblemCode.from_json(f"job-{ending}") for ending i
 """The problem of a job that Slurm ended, by the reason."""
 
 
-# --- A problem
-
-
 @dataclass(frozen=True)
 class Problem:
     """One thing that keeps a node from running the job."""
@@ -827,20 +808,14 @@ class Problem:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields and the words as a JSON object."""
-        return {
-            "code": str(self.code),
-            "where": self.where,
-            "values": dict(self.values),
-            "what": self.what,
-            "why": self.why,
-            "fix": self.fix,
-        }
+        words = {"what": self.what, "why": self.why, "fix": self.fix}
+        return {"code": str(self.code), "where": self.where, "values": dict(self.values), **words}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, object]) -> Problem:
         """Read :meth:`to_json`'s output; one of another version is shown in its own words.
 
-        KeyError if it has neither a known code with its values, nor words; TypeError if it is none.
+        KeyError if it has no words; TypeError if it is none.
         """
         if not isinstance(raw, Mapping):
             raise TypeError("it is no object")
@@ -848,9 +823,8 @@ class Problem:
         with contextlib.suppress(KeyError):
             code = ProblemCode.from_json(raw.get("code"))
             if isinstance(values, Mapping) and values.keys() >= code.names:
-                return cls(
-                    code, _get_text(raw, "where"), {key: _get_text(values, key) for key in values}
-                )
+                given = {key: _get_text(values, key) for key in values}
+                return cls(code, _get_text(raw, "where"), given)
         words = {"what": _get_text(raw, "what"), "why": "", "fix": ""}
         words.update((key, _get_text(raw, key)) for key in ("why", "fix") if key in raw)
         return cls(ProblemCode.OTHER, _get_text(raw, "where") if "where" in raw else "", words)
@@ -878,8 +852,6 @@ class NodeError(Exception):
         super().__init__(problem)
         self.problem = problem
 
-
-# --- A problem as a person is shown it
 
 _WIDEST = 100  # characters of a fault and its finding that are shown as one line
 

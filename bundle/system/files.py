@@ -66,11 +66,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def find_mount(path: str) -> Mount:
-    """Return the mount that holds an existing path on this machine, as the kernel numbers it.
-
-    What lies on the root of a chroot may be on no mount that the kernel lists
-    (proc_pid_mountinfo(5)): its type is unknown then, and it counts as a local file system.
-    """
+    """Return the mount of an existing path; of unknown type in a chroot (proc_pid_mountinfo(5))."""
     try:
         os.statvfs(path)  # makes an automounter mount what it has only announced
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -87,13 +83,10 @@ def find_mount(path: str) -> Mount:
 
 
 def examine_directory(path: str) -> NodeRootFacts:
-    """Examine an existing directory.
-
-    Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
-    systems does not always carry the flags.
-    """
+    """Examine an existing directory."""
     from ..protocol.messages import NodeRootFacts  # slow to import, and not loaded in every program
 
+    # statvfs of network and FUSE file systems does not always have the flags.
     mount, state, owner = find_mount(path), os.statvfs(path), os.lstat(path)
     return NodeRootFacts(
         path=path,

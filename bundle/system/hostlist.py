@@ -1,7 +1,4 @@
-"""Compressed node lists as Slurm writes them: ``n[01-03,07],login1``.
-
-Read here rather than by ``scontrol show hostnames``, which a container may not have.
-"""
+"""Compressed node lists as Slurm writes them: ``n[01-03,07],login1``, also without ``scontrol``."""
 
 from __future__ import annotations
 
@@ -44,12 +41,9 @@ def fold_hosts(hosts: Sequence[str]) -> str:
     groups: dict[tuple[str, int], list[int]] = {}
     for host in hosts:
         numbered = _NUMBERED.fullmatch(host)
-        if numbered is None:
-            groups.setdefault((host, 0), [])
-            continue
-        prefix, digits = numbered.groups()
+        prefix, digits = numbered.groups() if numbered else (host, "")
         # Numbers of one width only, as "n[8-10]" would lose the zeros of "n08".
-        groups.setdefault((prefix, len(digits)), []).append(int(digits))
+        groups.setdefault((prefix, len(digits)), []).append(int(digits or 0))
     return ",".join(
         _fold_numbers(prefix, width, numbers) if width else prefix
         for (prefix, width), numbers in groups.items()
@@ -87,17 +81,14 @@ def find_invalid_hosts(names: Iterable[str]) -> list[str]:
 
 
 def _list_choices(text: str, term: str) -> Iterator[list[str]]:
-    if not term:
-        raise _error(text, "it holds an empty name")
-    if any(char.isspace() for char in term):
-        raise _error(text, "it holds a blank")
+    if term.split() != [term]:
+        raise _error(text, f"it holds {'a blank' if term else 'an empty name'}")
     for match in _PIECE.finditer(term):
         numbers, literal = match.groups()
         yield [literal] if numbers is None else _expand_numbers(text, numbers)
 
 
 def _expand_numbers(text: str, numbers: str) -> list[str]:
-    """Expand the numbers of a pair of brackets; zero padding stays."""
     expanded: list[str] = []
     for item in numbers.split(","):
         match = _RANGE.fullmatch(item)
@@ -115,8 +106,6 @@ def _expand_numbers(text: str, numbers: str) -> list[str]:
 def _error(text: str, why: str) -> NodeError:
     return NodeError(Problem(ProblemCode.NODE_LIST_UNREADABLE, repr(text), {"why": why}))
 
-
-# --- The variables that tell a process which node it is on, and who has started it ---------------
 
 NODE = "STAGER_NODE"  # the name of a host that was reached over ``ssh``, as the user wrote it
 _LAUNCH_HOST = "SLURM_LAUNCH_NODE_IPADDR"  # the host that has started a step, see srun(1)

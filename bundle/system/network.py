@@ -1,7 +1,4 @@
-"""Addresses, interfaces and ports: how the ranks of a job find each other.
-
-The kernel is asked which way it would send; nothing is ever sent to find out.
-"""
+"""Addresses, interfaces and ports: how the ranks of a job find each other. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import hostlist
 from .files import error_text
+from .processes import read_proc
 
 FIRST_PORT = 61000  # above Linux' default ephemeral range, which ends at 60999
 LAST_PORT = 65535
@@ -61,16 +58,13 @@ def _encode_for_resolver(hostname: str) -> str | bytes:
 
 
 def find_route(address: str, port: int) -> str:
-    """Return the address of this machine from which it would send to a numeric address.
-
-    A UDP socket is connected, which makes the kernel choose a route and sends nothing.
-    """
+    """Return the address of this machine from which it would send to a numeric address."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(
             _encode_for_resolver(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
         )[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(target)
+            probe.connect(target)  # of UDP: the kernel chooses a route, and sends nothing
             return str(probe.getsockname()[0])
     except OSError as exc:
         values = {"host": socket.gethostname(), "why": error_text(exc)}
@@ -79,14 +73,10 @@ def find_route(address: str, port: int) -> str:
 
 def local_addresses() -> list[Route]:
     """Return every address that this machine's interfaces have, IPv4 first."""
-    text = ""
-    with contextlib.suppress(OSError):  # a kernel without IPv6
-        text = Path("/proc/net/if_inet6").read_text("utf-8")
-    return _list_ipv4_addresses() + parse_if_inet6(text)
+    return _list_ipv4_addresses() + parse_if_inet6(read_proc("/proc/net/if_inet6"))
 
 
 def _list_ipv4_addresses() -> list[Route]:
-    """Return the IPv4 addresses, from the SIOCGIFCONF call (netdevice(7))."""
     size = 256 * _IFREQ_SIZE
     buffer = array.array("B", bytes(size))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
@@ -95,9 +85,8 @@ def _list_ipv4_addresses() -> list[Route]:
     links = []
     for start in range(0, filled, _IFREQ_SIZE):
         entry = buffer[start : start + _IFREQ_SIZE].tobytes()
-        label = entry[:16].partition(b"\0")[0].decode(errors="replace")
         # A second address may carry a label, "eth0:1", after the interface.
-        interface = label.partition(":")[0]
+        interface = entry[:16].partition(b"\0")[0].decode(errors="replace").partition(":")[0]
         links.append(Route(interface, socket.inet_ntop(socket.AF_INET, entry[20:24])))
     return links
 
@@ -128,11 +117,7 @@ def find_address_on_interface(interface: str, like: str = "") -> str:
 
 
 def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Route:
-    """Return the interface and address that ``[launch] interface`` means on this node.
-
-    ``auto`` is the route to the head node; else it is a name for all nodes, or names by patterns
-    such as ``node0[1-3]``, of which the first that fits counts. A node that fits none is ``auto``.
-    """
+    """Return the interface and address that ``[launch] interface`` means on this node."""
     name = interface_setting(setting, node)
     if name != "auto":
         return Route(name, find_address_on_interface(name, like=head_address))
@@ -143,7 +128,7 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
-    """Return the name that ``[launch] interface`` has for this node, or ``auto``."""
+    """Return the name that ``[launch] interface`` has for this node; ``auto`` for the route."""
     if isinstance(setting, str):
         return setting
     names = (name for pattern, name in setting.items() if hostlist.matches_host(pattern, node))
@@ -151,12 +136,8 @@ def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
 
 
 def find_advertised_address(hostname: str) -> str:
-    """Return the address under which other nodes reach this host.
-
-    It is the first address of its name, except loopback (Debian puts ``127.0.1.1 name`` into
-    /etc/hosts); else the only address that its interfaces have.
-    """
-    with contextlib.suppress(NodeError, StopIteration):  # the interfaces may still tell
+    """Return the address under which other nodes reach this host: its name's, else the only one."""
+    with contextlib.suppress(NodeError, StopIteration):  # Debian's name is that of 127.0.1.1
         return next(filter(_is_reachable, resolve(hostname)))
     links = [link for link in local_addresses() if _is_reachable(link.address)]
     addresses = [link.address for link in links]
@@ -196,9 +177,9 @@ def find_free_port(preferred: int) -> int:
 
 def _listen(port: int) -> socket.socket:
     """Listen as a rendezvous store does: with address reuse, and both families if possible."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
 def _is_reachable(address: str) -> bool:

@@ -6,21 +6,16 @@ import sys
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
-# --- The Python that this process runs under -----------------------------------------------------
-
 
 def short_version() -> str:
-    """Return its version as ``major.minor``."""
+    """Return this Python's version as ``major.minor``."""
     return "%d.%d" % sys.version_info[:2]
 
 
 def can_load_modules_for(version: str) -> bool:
-    """Return True if it loads what was compiled for CPython of this version, ``major.minor``."""
+    """Return True if this Python loads what CPython ``major.minor`` has compiled."""
     own = (sys.implementation.name, short_version(), "t" in sys.abiflags)
     return own == ("cpython", version, False)
-
-
-# --- The source of a module of the far side, for those that run in a process of their own --------
 
 
 def read_source(name: str) -> bytes:

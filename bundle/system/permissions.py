@@ -1,7 +1,6 @@
 """Readers of a job's files: its user alone, or also the group of the log directory.
 
-Arguments and the output of ranks may hold secrets, so the caller's umask does not decide. The mode
-of what was there before stays: it is somebody's own choice.
+Ranks may print secrets, so the caller's umask does not decide; what was there keeps its mode.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import stat
 from typing import Callable
 
 from ..protocol.enumerations import LogMode
-
-_FOLDER = {LogMode.PRIVATE: 0o700, LogMode.GROUP: 0o750}
-_FILE = {LogMode.PRIVATE: 0o600, LogMode.GROUP: 0o640}
 
 Opener = Callable[[str, int], int]  # the type of the ``opener`` of :func:`open`
 
@@ -33,31 +29,26 @@ def make_folder(path: str, mode: LogMode) -> None:
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _set_mode(handle, os.path.dirname(path), _FOLDER[mode], mode)
+        _set_mode(handle, os.path.dirname(path), 0o750, mode)
     finally:
         os.close(handle)
 
 
 def make_opener(mode: LogMode) -> Opener:
-    """Return a function that opens, or creates, the files of a job for writing.
-
-    A file that exists is examined before it is written to, or emptied: it may be planted.
-    """
+    """Return a function that opens a job's files for writing; a file that exists may be planted."""
 
     def open_file(path: str, flags: int) -> int:
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted pipe would never open
         try:
-            handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            handle, is_new = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
             handle, is_new = os.open(path, flags & ~os.O_TRUNC), False
-        else:
-            is_new = True
         try:
             folder = os.path.dirname(os.path.abspath(path))
             if is_new:
-                _set_mode(handle, folder, _FILE[mode], mode)
+                _set_mode(handle, folder, 0o640, mode)
             else:
                 _refuse_planted_file(os.fstat(handle), folder, path)
                 if flags & os.O_TRUNC:
@@ -84,10 +75,12 @@ def _refuse_planted_file(status: os.stat_result, folder: str, path: str) -> None
 
 
 def _set_mode(handle: int, folder: str, bits: int, mode: LogMode) -> None:
-    """Set the mode of a new file; only the directory's own group may ever read it."""
-    if mode is LogMode.GROUP:
-        try:
-            os.fchown(handle, -1, os.stat(folder).st_gid)
-        except OSError:  # the user is not in that group: nobody else may read it
+    """Set the mode of a new file; only the directory's own group may ever read it, by ``bits``."""
+    try:
+        if mode != LogMode.GROUP:
             bits &= 0o700
+        else:
+            os.fchown(handle, -1, os.stat(folder).st_gid)
+    except OSError:  # the user is not in that group: nobody else may read it
+        bits &= 0o700
     os.fchmod(handle, bits)

@@ -46,11 +46,8 @@ def signal_at_parent_death(number: int) -> None:
 
 
 def make_parent_death_hook(number: int = signal.SIGTERM) -> Callable[[], None]:
-    """Return what a child does after its fork, to get a signal when its parent ends.
-
-    libc is loaded now, as that is unsafe after a fork.
-    """
-    call, parent = prctl(), os.getpid()
+    """Return what a child does after its fork, to get a signal when its parent ends."""
+    call, parent = prctl(), os.getpid()  # libc is loaded now: that is unsafe after a fork
 
     def request() -> None:
         call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
@@ -61,10 +58,7 @@ def make_parent_death_hook(number: int = signal.SIGTERM) -> Callable[[], None]:
 
 
 def fork_child(run: Callable[[], object]) -> int:
-    """Start a copy of this process that calls a function and ends; return its id.
-
-    It does none of its parent's clean-up, and is killed when the thread that started it ends.
-    """
+    """Fork a process that calls a function, cleans nothing up, and is killed with this thread."""
     die_with_parent = make_parent_death_hook(signal.SIGKILL)
     with signals.defer_signals():  # else the child might do its parent's clean-up
         child = os.fork()
@@ -85,11 +79,8 @@ def fork_child(run: Callable[[], object]) -> int:
 # --- The descendants of a process: those with its mark, and orphans that are adopted -------------
 
 MARK = "STAGER_PROCESS"
-"""The variable by which descendants are found that left for a session of their own.
-
-It holds one token for each process started by us on the way from the first one, joined by slashes.
-A process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
-"""
+"""The variable by which descendants in other sessions are found: one token for each process of ours
+on the way to them, joined by slashes. Where it is lost, :func:`adopt_orphans` helps."""
 waited_for: set[int] = set()  # processes started by us whose exit status nobody has collected yet
 _adopting = [False]  # true if orphans become children of this process; a list, as it changes
 
@@ -97,9 +88,8 @@ _adopting = [False]  # true if orphans become children of this process; a list, 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended; they are stopped, too.
 
-    The user's programs may start others in a session of their own and without our variable, and
-    leave them behind. A process that calls this must not start processes in one thread and stop
-    others in another: a new child could be mistaken for an orphan. The role survives ``execve``.
+    Start no processes in one thread while another stops some: a new child could be mistaken for an
+    orphan. The role survives ``execve``.
     """
     _adopting[0] = prctl()(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
@@ -123,10 +113,7 @@ def _is_orphan(child: int) -> bool:
 
 
 def find_members(group: int, mark: str) -> set[int]:
-    """Return the living processes of a group or session, those with the mark, and orphans.
-
-    If several processes are stopped, the orphans belong to the one that is stopped first.
-    """
+    """Return the living processes of a group or session, those with the mark, and all orphans."""
     reap_orphans()
     members = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -209,18 +196,14 @@ class CompletedCommand(NamedTuple):
 
 
 class ProcessError(Exception):
-    """A command could not be started, failed, or was killed since it took too long.
-
-    ``code`` is its exit status, negative for a signal; None where it never started. ``lines`` are
-    those of its standard error, or else of its standard output; ``tail`` has the last of them.
-    """
+    """A command could not be started, failed, or was killed since it took too long."""
 
     def __init__(
         self, argv: Sequence[str], code: int | None, output: str = "", *, reason: str = ""
     ) -> None:
         self.argv = tuple(argv)
-        self.code = code
-        self.lines = tuple(output.strip().splitlines())
+        self.code = code  # its exit status, negative for a signal; None where it never started
+        self.lines = tuple(output.strip().splitlines())  # of standard error, else of output
         self.tail = self.lines[-TAIL_LINES:]
         self.reason = reason or describe_exit(code)
         self.timed_out = False
@@ -231,9 +214,8 @@ class ProcessError(Exception):
 class Process(subprocess.Popen[bytes]):
     """A process started by :func:`start`; ``mark`` is what its descendants carry.
 
-    It is waited for without the lock that ``Popen`` takes in ``poll`` and in a ``wait`` with a
-    timeout: a signal whose handler raises just behind the taking leaves it closed for ever, and the
-    next ``wait`` then never returns (seen with 3.11, under load).
+    It is waited for without ``Popen``'s lock: a signal whose handler raises just behind its taking
+    leaves it closed for ever (seen with 3.11, under load).
     """
 
     mark: str = ""
@@ -269,11 +251,7 @@ class Process(subprocess.Popen[bytes]):
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable once a process has ended.
-
-    None where there is none: Python may be built without it, the kernel may be older than 5.3, or a
-    sandbox may forbid it. ProcessLookupError if there is no such process.
-    """
+    """Return a descriptor that is readable once a process has ended; None where there is none."""
     try:
         return int(os.pidfd_open(pid)) if hasattr(os, "pidfd_open") else None
     except ProcessLookupError:
@@ -292,7 +270,7 @@ def describe_exit(code: int | None) -> str:
     return f"ended by {names.get(-code, f'signal {-code}')}"
 
 
-def run(
+def run(  # noqa: PLR0913 - those of subprocess.run
     argv: Sequence[str],
     *,
     timeout: float,
@@ -300,41 +278,37 @@ def run(
     cwd: str | None = None,
     input: str | None = None,
     check: bool = True,
+    output: int = PIPE,
 ) -> CompletedCommand:
-    """Run one command to its end and return its output.
-
-    ProcessError says that it cannot be started, took too long, or (with ``check``) failed.
-    """
-    stdin = DEVNULL if input is None else PIPE
-    process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE)
+    """Run a command, and return its output; ProcessError if it is late, or (``check``) fails."""
+    stdin, stderr = DEVNULL if input is None else PIPE, PIPE if output == PIPE else None
+    process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=output, stderr=stderr)
     data = None if input is None else input.encode()
     try:
-        out, err = process.communicate(data, timeout=timeout)
+        texts = _decode(process.communicate(data, timeout=timeout))
     except subprocess.TimeoutExpired as exc:
         stop(process, 0)
-        said = b""
+        texts = ["", ""]
         with suppress(subprocess.TimeoutExpired):
-            out, err = process.communicate(timeout=5)
-            said = err.strip() or out
-        reason = f"took more than {timeout:g} s"
-        error = ProcessError(argv, process.returncode, said.decode(errors="replace"), reason=reason)
+            texts = _decode(process.communicate(timeout=5))
+        reason, said = f"took more than {timeout:g} s", texts[1].strip() or texts[0]
+        error = ProcessError(argv, process.returncode, said, reason=reason)
         error.timed_out = True
         raise error from exc
     except BaseException:
         stop(process, 0)
         raise
-    stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
     if check and process.returncode != 0:
-        raise ProcessError(argv, process.returncode, stderr.strip() or stdout)
-    return CompletedCommand(tuple(argv), process.returncode, stdout, stderr)
+        raise ProcessError(argv, process.returncode, texts[1].strip() or texts[0])
+    return CompletedCommand(tuple(argv), process.returncode, *texts)
+
+
+def _decode(outputs: Iterable[bytes | None]) -> list[str]:
+    return [(output or b"").decode(errors="replace") for output in outputs]
 
 
 def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes | None:
-    """Return what a process writes until it ends; None where it takes too long, and is killed then.
-
-    So is one that writes ``limit`` bytes, which are returned. The end of what is killed is not
-    waited for: a driver of the kernel may hold it.
-    """
+    """Return what a process writes; None if it is late. It is killed unless it has ended."""
     until = time.monotonic() + timeout
     output = read_pipe(process.stdout, until, limit)
     try:
@@ -374,11 +348,7 @@ def start(  # noqa: PLR0913 - those of Popen
     stderr: Stream = None,
     new_session: bool = True,
 ) -> Process:
-    """Start a command, as the leader of a new session unless told otherwise; return at once.
-
-    The kernel sends it SIGTERM when the *thread* that called this ends: start from a thread that
-    lives as long as the process should.
-    """
+    """Start a command; it gets SIGTERM when the *thread* that called this ends."""
     log.debug("start: %s", shlex.join(mask_arguments(argv)))
     request_signal = make_parent_death_hook()
 
@@ -409,11 +379,10 @@ def start(  # noqa: PLR0913 - those of Popen
 
 
 def stop(process: Process, grace: float) -> int:
-    """End a process and everything that it started; nothing of it is left running.
+    """End a process and everything that it started; return its exit status.
 
     SIGTERM goes to its process group, and to every descendant that is left once the leader has
-    ended. Whatever is alive ``grace`` seconds later gets SIGKILL, also processes in sessions of
-    their own, such as the workers of ``torchrun``. The exit status is returned.
+    ended. Whatever is alive ``grace`` seconds later gets SIGKILL.
     """
     if process.poll() is None:
         _signal([-process.pid], signal.SIGTERM)
@@ -451,15 +420,10 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-# --- Processes that hang in the kernel: their progress, and what they wait for, by /proc ---------
+# --- Processes that hang in the kernel, by /proc: a disk or file server that does not answer puts
+# one to sleep (state D), and one that is merely slow wakes it again and again, which counts
 
-# A disk or file server that does not answer puts a process to sleep from which no signal wakes it
-# (state D). One that is merely slow wakes it again and again, and each time counts: so whoever
-# waits in that state, and was not switched to once in a minute, hangs.
-
-_HANGING = "DTt"  # states that nothing but others can end: it waits in the kernel, or is stopped
 _WORDS = {"D": "state D", "T": "stopped, state T", "t": "traced, state t"}
-_UNKNOWN = ("", "0")  # what /proc has as the place of a wait where it is not shown
 
 
 class TaskState(NamedTuple):
@@ -471,28 +435,25 @@ class TaskState(NamedTuple):
 
     @property
     def is_hanging(self) -> bool:
-        """True if it is in a state from which it cannot wake by itself."""
-        return self.state in _HANGING
+        """True if it cannot wake by itself: it waits in the kernel, or is stopped."""
+        return self.state in _WORDS
 
     def __str__(self) -> str:
         """Return its command, its state and the kernel's function that it waits in."""
         wait = read_proc(f"/proc/{self.pid}/wchan").strip()
-        place = "" if wait in _UNKNOWN else f" in {wait}"
+        place = "" if wait in ("", "0") else f" in {wait}"  # 0: it is not shown
         command = read_proc(f"/proc/{self.pid}/comm").strip() or "a process"
         return f"{command} (pid {self.pid}, {_WORDS.get(self.state, self.state)}{place})"
 
 
 def list_own_tasks() -> tuple[TaskState, ...]:
-    """Return this process by its first thread, and the children that it has forked.
-
-    Programs that it has started are in sessions of their own, and do not count.
-    """
+    """Return this process by its first thread, and the children that it has forked."""
     own, session = os.getpid(), os.getsid(0)
     pids = [own]
     for thread in os.listdir(f"/proc/{own}/task"):
         for child in map(int, read_proc(f"/proc/{own}/task/{thread}/children").split()):
             with suppress(ProcessLookupError):
-                if os.getsid(child) == session:
+                if os.getsid(child) == session:  # not a program that it has started
                     pids.append(child)
     return tuple(filter(None, map(read_task_state, pids)))
 

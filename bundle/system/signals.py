@@ -21,8 +21,6 @@ _Handler = Union[Callable[[int, Optional[FrameType]], object], signal.Handlers]
 
 
 class _Deferral:
-    """Signals that are deferred until a block is done."""
-
     blocks = 0
     is_pending = False  # true if a signal has come meanwhile
 
@@ -32,10 +30,7 @@ class Stopped(BaseException):
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM, SIGINT and SIGHUP raise :class:`Stopped`, once, in the main thread.
-
-    SIGHUP stays ignored where it was ignored, as under ``nohup``.
-    """
+    """Let SIGTERM, SIGINT and SIGHUP (not under ``nohup``) raise :class:`Stopped`, once."""
     for number in _ENDING_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -43,10 +38,7 @@ def end_on_signals() -> None:
 
 
 def receive_user_signals() -> None:
-    """Let SIGUSR1 and SIGUSR2 wait for :func:`take_user_signals`, instead of ending this process.
-
-    A handler could not send anything: it may interrupt the sending of something else.
-    """
+    """Let SIGUSR1 and SIGUSR2 wait for :func:`take_user_signals`; they do not end this process."""
     for number in USER_SIGNALS:
         signal.signal(number, lambda number, frame: _received.append(number))
 
@@ -74,11 +66,7 @@ def ignore_user_signals() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Put signals off until the block is done: it must not be left half-way.
-
-    Signals interrupt the main thread alone. In any other thread this does nothing: it must neither
-    disturb the main thread's count, nor raise there what belongs to the main thread.
-    """
+    """Put signals off until the block is done; they interrupt the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,11 +81,7 @@ def defer_signals() -> Iterator[None]:
 
 
 def restore_default_signals() -> None:
-    """Let the same signals end this process, a forked child, without an exception or clean-up.
-
-    Those that are ignored, or were handled by somebody else, stay as they are. Stopped is raised if
-    one has come since the fork, or before it while signals were put off.
-    """
+    """Let the same signals end a forked child; raise Stopped if one has come since the fork."""
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is _stop:
             signal.signal(number, signal.SIG_DFL)

@@ -1,9 +1,8 @@
 """A relay: a node takes a file from others, and passes it on while it comes.
 
-A node learns its place in the two trees (:mod:`bundle.transfer.relay_chunks`) and where those above
-it listen (:mod:`bundle.transfer.relay_peers`), pulls each half of the file from the node above it,
-and serves those below. The source runs the same loop with all of the file. One process and one
-selector do it; it needs less than 6 MB of memory of its own, whatever the size of the file.
+A node pulls each half of the file along one of two trees (:mod:`bundle.transfer.relay_chunks`) from
+the node above it, and serves those below. The source runs the same loop with all of the file, in
+one process with one selector.
 """
 
 from __future__ import annotations
@@ -31,20 +30,12 @@ from .relay_peers import (
     RelayParent,
 )
 
-# --- The check that no half of the file comes much slower than the other -------------------------
-
-_SLOW_SHARE = 0.5
-"""The part of the other half's rate below which a parent is slow. The halves share this node's
-link, and not always evenly: a larger part would blame parents for it."""
+_SLOW_SHARE = 0.5  # of the other half's rate, below which a parent is slow: both share a link
 _LEAST_CHUNKS = 8  # chunks that should have come before a rate is judged
 
 
 class Pace:
-    """The rate of the chunks from one parent, compared with the rate of the file's other half.
-
-    Only what came from the present parent counts, and only lately: not what its predecessor, or
-    this one in the past, has kept this node waiting for.
-    """
+    """The rate of the chunks from the present parent, beside that of the file's other half."""
 
     def __init__(self, file: ChunkFile, tree: int, seconds: float, now: float) -> None:
         """Measure rates for at least ``seconds``, longer if little arrives."""
@@ -58,10 +49,7 @@ class Pace:
         self._since, self._first = now, list(self._file.have)
 
     def poll_slow(self, now: float) -> bool:
-        """Return whether this half is behind, and has been slow; call it often.
-
-        True once at the end of a measurement, after which the next one begins.
-        """
+        """Return, once a measurement ends, whether this half is behind, and has been slow."""
         tree, other, have = self._tree, 1 - self._tree, self._file.have
         if self._other_is_there:
             expected = self._usual * (now - self._since)
@@ -77,37 +65,24 @@ class Pace:
         return have[tree] < have[other] and gained < _SLOW_SHARE * expected
 
 
-# --- One tree's half of the file on its way to this node: who it comes from, and who is next -----
-
 _RETRY_SECONDS = 0.3  # time between two rounds through all candidates
 GIVE_UP_SECONDS = 15.0  # without a chunk, and without a parent: then a node gives up
 _UNREACHED_SECONDS = 6.0  # the same where nobody has ever answered: the network may not let it
-_SILENT_SOURCE_SECONDS = 60.0
-"""The same where the source can be connected to, and says nothing: its disk may hang for a while.
-Should it have ended, the driver knows, and tells all."""
-_SEARCH_SECONDS = 3.0
-"""Time that a node looks for another parent at least, however long the last one sent nothing. Where
-the source is gone, all nodes on the way to a leaf give up one after the other: so it is short."""
+_SILENT_SOURCE_SECONDS = 60.0  # the same where the source is there and silent: its disk may hang
+_SEARCH_SECONDS = 3.0  # of a search at least; without the source nodes give up one after the other
 _PATIENCE_SECONDS = 1.0  # for which a parent may be slow
 _PATIENCE_A_LEVEL = 0.25  # more for each level below the source: who is above acts first
 
 
 class Inflow:
-    """The chunks of one tree, from one parent or the next.
+    """The chunks of one tree, from one of the nodes above this one, or from the source.
 
-    The candidates are nodes above this one in the tree, and the source. They are gone through in
-    the order of preference, again and again: a parent that fails is left for the next one; beside a
-    slow one the next is tried, and takes its place if it is further. Chunks come from no other
-    nodes, so no two nodes can wait for each other.
+    A candidate that fails is left for the next; beside a slow one the next is tried, and takes its
+    place if it is further. All are above this node, so no two nodes can wait for each other.
     """
 
     def __init__(
-        self,
-        file: ChunkFile,
-        tree: int,
-        candidates: Sequence[int],
-        relay: Relay,
-        now: float,
+        self, file: ChunkFile, tree: int, candidates: Sequence[int], relay: Relay, now: float
     ) -> None:
         """Begin without a parent; the positions above this node are in order of preference."""
         self._file, self.tree, self._relay = file, tree, relay
@@ -118,13 +93,10 @@ class Inflow:
         self.candidate: RelayParent | None = None  # is tried, and may become the parent
         self.corrupt: list[int] = []  # sent damaged chunks; only the source is used again
         self.refusals: dict[int, str] = {}  # why candidates failed since one is looked for
-        self.contact: str | None = None
-        """Why the best candidate could not be connected to, empty if it could; None at first."""
+        self.contact: str | None = None  # why the best candidate cannot be reached; None at first
         self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(candidates), now)
-        self._have, self._fed = 0, now
-        """The chunks of the tree that are there, and the time at which the last one came."""
-        self._lost = self._again = now
-        """When the last parent was lost, and when the next candidate may be tried."""
+        self._have, self._fed = 0, now  # the tree's chunks here, and when the last one came
+        self._lost = self._again = now  # the last parent was lost; a candidate may be tried
         self._had = 0  # the chunks that were there when the present parent became it
         self._reached = False
         self._source_silent = False  # true if the source, when last asked, said nothing
@@ -210,7 +182,6 @@ class Inflow:
 
     @contextlib.contextmanager
     def _leave_on_failure(self, link: RelayParent, now: float) -> Iterator[None]:
-        """Leave a node whose connection the block fails on, but not for a full disk here."""
         try:
             yield
         except BlockingIOError:  # nothing has come after all
@@ -219,14 +190,9 @@ class Inflow:
             self._leave(link, exc, now)
 
     def _leave(self, link: RelayParent, failure: Exception, now: float) -> None:
-        """End a connection that has failed; if it was the parent's, look for another one.
-
-        A parent that sent nothing does not renew the time for which others are looked for: one
-        that fails each time would be asked for ever.
-        """
         position = link.position
         if link is self.parent:
-            if self._file.have[self.tree] > self._had:
+            if self._file.have[self.tree] > self._had:  # else it could fail each time, for ever
                 self.refusals.clear()
                 self._lost = now
             self._next = self._candidates.index(position) + 1
@@ -257,22 +223,13 @@ class Inflow:
 
 
 MOST_CHILDREN = 8  # of a node: two in its own tree, and those whose parent has failed
-MAX_SOURCE_CONNECTIONS = (
-    64  # connections that the source serves: it is the last that a node can turn to
-)
-MOST_STRANGERS = 64
-"""Connections that have not proved their right; a further one ends any of them. If it ended the
-oldest, whoever connects fast enough would keep everybody out."""
+MAX_SOURCE_CONNECTIONS = 64  # served by the source, the last that a node can turn to
+MOST_STRANGERS = 64  # without a proof; one more ends any: the oldest may be a node of ours
 _MOST_ACCEPTED = 16  # connections in a round, so that the others are served in between
 _TICK_SECONDS = 0.05  # time between two looks at all connections
-_PAUSE_SECONDS = 0.002
-"""Time for bytes to gather after a round that has left none: on a slow link one round for each
-packet would cost several times the processor time of the relaying."""
+_PAUSE_SECONDS = 0.002  # for bytes to gather: a round for each packet would cost much CPU time
 BACKLOG = 512
-MOST_ROUND_SECONDS = 0.5
-"""A round counts no longer for the time by which others are judged. It waits for a fifth of that; a
-process that took more was stopped, or waited for the disk or a processor, and could not see what
-came meanwhile."""
+MOST_ROUND_SECONDS = 0.5  # that a round counts: a longer one was stopped, or waited for the disk
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -306,15 +263,12 @@ class Relay:
         directory: Directory | None = None,
     ) -> None:
         """Count the loop's rounds in ``rounds``, which the parent process reads to find hangs."""
-        self._directory = directory
-        self._rounds = rounds
+        self._directory, self._rounds = directory, rounds
         self._most_children = MOST_CHILDREN
         self._file, self._token, self._listener = file, token, listener
         self._addresses: dict[int, tuple[str, int]] = {}
         self._position = relay_chunks.SOURCE
-        self._now = 0.0
-        """The time at the beginning of the round: what came until then has been seen in it before a
-        deadline is compared with it."""
+        self._now = 0.0  # the beginning of the round, in which all that came before it is seen
         self._read_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, _READ, self._accept)
@@ -332,10 +286,8 @@ class Relay:
     ) -> None:
         """Take the file and serve others, until something is written to a pipe or it is closed.
 
-        A node reports first which of the nodes that it would best take the file from it cannot
-        connect to, and then the outcome. One that cannot get the file serves nobody from then on:
-        whoever took chunks from it would wait for the rest in vain. UnwritableFile if this node's
-        disk does not take a chunk.
+        A node reports the best candidates that it cannot reach, then the outcome; without the file
+        it serves nobody from then on. UnwritableFile if this node's disk does not take a chunk.
         """
         due = [self._report_contact, self._outcome]
         if candidates is None:
@@ -343,9 +295,8 @@ class Relay:
             due.clear()
         else:
             self._position = candidates.position
-            self._addresses = {
-                place.position: (place.address, place.port) for place in candidates.places
-            }
+            places = candidates.places
+            self._addresses = {one.position: (one.address, one.port) for one in places}
             for tree, chain in enumerate(candidates.by_tree):
                 self._inflows.append(Inflow(self._file, tree, chain, self, self._now))
         self._began = time.monotonic()
@@ -361,7 +312,6 @@ class Relay:
                 time.sleep(_PAUSE_SECONDS)
 
     def _do_round(self, control: int) -> bool:
-        """Serve the ready connections; return False at the end."""
         self._rounds[0] += 1
         real = time.monotonic()
         self._now += min(real - self._read_at, MOST_ROUND_SECONDS)

@@ -10,15 +10,14 @@ from collections.abc import Callable
 
 from ..system.files import error_text
 
-# --- The two trees along which a relay's file travels. Pure functions ----------------------------
+# --- The two trees along which a relay's file travels --------------------------------------------
 
-# Position 0 is the source; the nodes are 1 to ``nodes``. Both trees are in-order binary trees: half
-# of the positions are leaves, every other one has at most two children, and one is the child of the
-# source. The second tree is the first with the positions moved or mirrored, so that whoever is an
-# inner node of one is a leaf of the other. Each tree carries half of the file: so each node takes
-# in the file once, and passes on no more than the file once, whatever the number of nodes. This is
-# the double binary tree of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-# broadcast, reduction and scan" (2009).
+# Position 0 is the source; the nodes are 1 to ``nodes``. Both are in-order binary trees: half of
+# the positions are leaves, every other one has at most two children, one is the source's child.
+# Inner nodes of one tree are leaves of the other, and each carries half of the file: so each node
+# takes in the file once, and passes on no more than that. This is the double binary tree of
+# Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
+# (2009).
 
 SOURCE = 0  # the position that has the whole file from the beginning
 TREES = 2  # the number of trees; chunk ``n`` of a file travels along tree ``n % TREES``
@@ -52,23 +51,16 @@ def _find_in_order_parent(position: int, nodes: int) -> int:
     return above if above <= nodes else position ^ height
 
 
-# --- The chunks of a relayed file: those that have come, where they lie, and their checksums -----
+# --- The chunks of a relayed file ----------------------------------------------------------------
 
-# Chunk ``n`` travels along tree ``n % TREES``, and within a tree in order. So what a node has of a
+# Chunk ``n`` travels along tree ``n % TREES``, and within a tree in order: so what a node has of a
 # tree is told by one number.
 
 _LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 16, 1 << 20
-_CHUNKS = 256
-"""Chunks that a file of a middling size is cut into.
-
-A chunk is passed on once it has come as a whole. So small ones let a slow link's bytes go through
-many nodes without much delay; large ones cost a fast link's nodes less time in Python.
-"""
-
+_CHUNKS = 256  # of a middling file: small ones delay less, large ones cost less time in Python
 
 Locate = Callable[[int, int], "tuple[int, int, int]"]
-"""Returns the open file that has the bytes at an offset, their offset in it, and how many of the
-wanted ones it has."""
+"""Returns the open file that has the bytes at an offset, their offset in it, and how many."""
 
 
 class UnwritableFile(Exception):
@@ -92,14 +84,10 @@ class ChunkFile:
         self.locate: Locate = locate or (lambda offset, length: (handle, offset, length))
         self.chunk_bytes = choose_chunk_size(size)  # the length of each chunk but the last
         count = -(-size // self.chunk_bytes)
-        self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
-        """For each tree, the number of all its chunks."""
-        self.have = list(self.totals) if complete else [0] * TREES
-        """For each tree, the chunks that are there, from the tree's first on."""
-        self._checksums = array("L", [0]) * count
-        self._known = bytearray(count)
-        self.prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")
-        """One number, shared with forked processes: the bytes from the beginning without a gap."""
+        self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]  # by tree
+        self.have = list(self.totals) if complete else [0] * TREES  # from the tree's first on
+        self._checksums = array("L", [0]) * count  # of a chunk that is there, or 0
+        self.prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")  # shared: the bytes without a gap
         self.prefix[0] = size if complete else 0
 
     @property
@@ -115,7 +103,7 @@ class ChunkFile:
     def compute_checksum(self, tree: int, position: int) -> int:
         """Return the CRC-32 of a chunk that is there; OSError if it cannot be read."""
         number = position * TREES + tree
-        if not self._known[number]:
+        if not self._checksums[number]:
             offset, length = self.place(tree, position)
             checksum = 0
             while length:
@@ -125,7 +113,7 @@ class ChunkFile:
                     break
                 checksum = zlib.crc32(data, checksum)
                 offset, length = offset + len(data), length - len(data)
-            self._note(number, checksum)
+            self._checksums[number] = checksum
         return self._checksums[number]
 
     def add(self, tree: int, data: memoryview, checksum: int) -> None:
@@ -138,11 +126,7 @@ class ChunkFile:
                 data, offset = data[written:], offset + written
         except OSError as exc:
             raise UnwritableFile(error_text(exc)) from exc
-        self._note(position * TREES + tree, checksum)
+        self._checksums[position * TREES + tree] = checksum
         self.have[tree] = position + 1
         missing = min(have * TREES + tree for tree, have in enumerate(self.have))
         self.prefix[0] = min(self.size, missing * self.chunk_bytes)
-
-    def _note(self, number: int, checksum: int) -> None:
-        self._checksums[number] = checksum
-        self._known[number] = True

@@ -26,7 +26,7 @@ from .relay_chunks import ChunkFile
 # --- The handshake: both ends prove that they know the transfer's token -------------------------
 
 # The token is random, made for one transfer, and travels over the driver's own channel alone. Both
-# ends contribute a fresh nonce, so a proof that somebody has overheard is worth nothing. Until the
+# ends contribute a fresh nonce, so a proof that somebody has overheard is worth nothing; until the
 # connecting end has proved its right, it gets 16 random bytes and nothing else.
 #
 #     parent -> child   nonce
@@ -36,14 +36,12 @@ from .relay_chunks import ChunkFile
 #     request           position of the parent that is meant (4 bytes), tree (1), first chunk (8)
 #     reply             position of the parent that answers (4), accepted (1), chunks it has (8)
 #
-# A node also asks the source for the places that it must know, in the same way: the tree is PLACES,
-# the first chunk is the node's key, and "chunks it has" is the length of the places, which are a
-# part of the reply.
+# A node also asks the source for the places that it must know: the tree is PLACES, the first chunk
+# is the node's key, and "chunks it has" is the length of the places, which are a part of the reply.
 #
-# All nodes of a transfer know its token. So both ends also say which position they mean, under the
-# proofs: where an address leads to another node of the same transfer (it was given to another host,
-# or translated on the way), that node refuses, and the child sees who answered. Otherwise two nodes
-# could wait for each other's chunks. All numbers are unsigned, in network byte order.
+# Both ends also say which position they mean, under the proofs: where an address leads to another
+# node of the same transfer (it was given to another host, or translated), that node refuses. Two
+# nodes could wait for each other's chunks else. Numbers are unsigned, in network byte order.
 
 NONCE_BYTES = 16
 _MAC_BYTES = 32
@@ -57,7 +55,7 @@ REPLY_BYTES = _FIELDS.size + _MAC_BYTES
 class ChunkRequest(NamedTuple):
     """The chunks that a child asks for: those of a tree, from a position in it on."""
 
-    parent: int  # the position of the node that it asks, as it believes
+    parent: int  # the position of the node that it means
     tree: int
     first: int
 
@@ -103,31 +101,21 @@ class Handshake(NamedTuple):
         return ParentReply(parent, bool(accepted), have)
 
     def _compute_proof(self, what: bytes, *parts: bytes) -> bytes:
-        """Return a proof; all parts but the last have a fixed length, so no separator is needed."""
+        # All parts but the last have a fixed length, so no separator is needed.
         return hmac.new(self.token, b"".join([what, self.nonce, *parts]), "sha256").digest()
 
 
-# --- A relay's connection to a node that takes chunks from this one ------------------------------
-
-Directory = Callable[[int], "bytes | None"]
-"""Returns the source's answer to the node with a key; None for one that takes no part."""
+Directory = Callable[[int], "bytes | None"]  # the source's answer to a node's key; None for no node
 
 FRAME = struct.Struct("!BQII")  # of a chunk: kind, position in its tree, length, CRC-32
-CHUNK, ALIVE = 1, 2
-"""The kinds of frames. One that only shows that the parent is alive has the number of the chunks
-that it has as its position, and nothing follows."""
+CHUNK, ALIVE = 1, 2  # kinds of frames; the second has the number of chunks as its position
 HANDSHAKE_SECONDS = 5.0
 ALIVE_SECONDS = 1.0  # after so long without a chunk a parent says that it is alive
-_STUCK_SECONDS = 15.0
-"""Time without a byte taken, or acknowledged, after which a child is given up: it was stopped, or
-its network is gone, and it would keep its place."""
+_STUCK_SECONDS = 15.0  # without a byte taken or acknowledged: it would keep its place
 
 
 class ConnectionOver(Exception):
-    """A connection is of no more use; its text says why.
-
-    It comes out of every method of a connection's, and so does OSError where the connection breaks.
-    """
+    """A connection is of no more use, its text says why; every method raises it, or OSError."""
 
 
 class RelayChild:
@@ -245,8 +233,6 @@ class RelayChild:
         """End the connection."""
         self._socket.close()
 
-
-# --- A relay's connection to a node that it takes the chunks of one tree from --------------------
 
 CONNECT_SECONDS = 1.5  # a firewall that drops what is sent shows in no other way
 SILENT_SECONDS = 5.0  # without a word, though parents say each second that they live
@@ -391,9 +377,8 @@ class RelayParent:
 
 # --- The places that one node of a relay must know, and how it asks the source for them ----------
 
-# A node takes the file from those above it in the two trees, and from no others: about 2 log2 N
-# places of N. So each node asks the source for its own ones; the lists of all nodes on all nodes
-# would grow with the square of their number.
+# About 2 log2 N places of N, those above it in the two trees: all of them on all nodes would grow
+# with the square of their number.
 
 ASK_SECONDS = 15.0  # to ask again: strangers that connect may end a question
 _UNREACHED_ASKS = 4  # questions of a node to which the source has never answered a word
@@ -418,8 +403,7 @@ class RelayCandidates:
     """The facts that one node must know of the others."""
 
     position: int  # its own position in the trees
-    by_tree: tuple[tuple[int, ...], ...]
-    """For each tree, the positions that it may take chunks from, in the order of preference."""
+    by_tree: tuple[tuple[int, ...], ...]  # the positions to take chunks from, preferred ones first
     places: tuple[RelayPlace, ...]  # all of them, each one once
 
 

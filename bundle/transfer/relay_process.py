@@ -40,8 +40,7 @@ class RelayProcess:
     ) -> None:
         """Start it, to wait for :meth:`begin`; close the listener here. OSError if fork fails."""
         self._ending = threading.Lock()
-        self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
-        """One number, shared with the child: the rounds of its loop, 20 in a second at least."""
+        self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")  # of the child's loop: 20 a second
         self._seen_rounds, self._seen_at, self._still = 0, time.monotonic(), 0.0
         self._reading, self._lines = Lines(), list[bytes]()
         with contextlib.ExitStack() as opened:
@@ -74,10 +73,7 @@ class RelayProcess:
     def outcome(
         self, on_contact: Callable[[Mapping[int, str]], None] = lambda unreached: None
     ) -> RelayOutcome:
-        """Wait until the file is here, or cannot come; or until the relay stands still.
-
-        ``on_contact`` is called once with the parents that cannot be connected to, and why.
-        """
+        """Wait for the file or a failure; report the parents that cannot be reached, and why."""
         while True:
             while not self._has_report(1.0):
                 if self.measure_stillness() >= STILL_SECONDS:
@@ -91,8 +87,7 @@ class RelayProcess:
     def measure_stillness(self) -> float:
         """Return the seconds for which the loop has begun no round; call it every second or so."""
         now, rounds = time.monotonic(), int(self._rounds[0])
-        # A pause between two looks counts no longer: where all of a job was stopped, this process
-        # was stopped with it.
+        # A pause counts no longer: where all of a job was stopped, so was this process.
         passed = min(now - self._seen_at, _MOST_SECONDS)
         self._still = self._still + passed if rounds == self._seen_rounds else 0.0
         self._seen_at, self._seen_rounds = now, rounds
@@ -150,10 +145,7 @@ class RelayProcess:
         return status
 
     def end(self) -> None:
-        """End it, with all its connections; whoever waits for the outcome learns that it ended.
-
-        Two threads may do so at the same time: one on the driver's word, one because of a signal.
-        """
+        """End it, from any thread; whoever waits for the outcome learns that it ended."""
         with self._ending:
             if not self._child:
                 return

@@ -25,11 +25,7 @@ from ..system import files, hostlist
 from . import relay_chunks
 from .relay import RelayOutcome, listen
 from .relay_chunks import ChunkFile
-from .relay_peers import (
-    SourceUnreachable,
-    ask_source,
-    compute_first_pause,
-)
+from .relay_peers import SourceUnreachable, ask_source, compute_first_pause
 from .relay_process import RelayProcess
 from .staging import BroadcastReceiver, report_unwritable
 
@@ -55,9 +51,8 @@ class RelayReceiver(BroadcastReceiver):
             self._relay = RelayProcess(file, self._token, listener)
         except OSError as exc:
             os.close(self._handle)
-            values = {"why": files.error_text(exc)}
-            problem = Problem(ProblemCode.RELAY_NOT_STARTED, task.address, values)
-            raise NodeError(problem) from exc
+            why = {"why": files.error_text(exc)}
+            raise NodeError(Problem(ProblemCode.RELAY_NOT_STARTED, task.address, why)) from exc
 
     def ready(self) -> Ready:
         """Return the event that tells the driver where this node listens."""
@@ -89,10 +84,7 @@ class RelayReceiver(BroadcastReceiver):
         names = {relay_chunks.SOURCE: RELAY_SOURCE}
 
         def report_unreached(unreached: Mapping[int, str]) -> None:
-            """Report unreachable parents, or that the source is reachable, until it is over.
-
-            A firewall between nodes that drops what is sent shows in nothing but time.
-            """
+            """Report unreachable parents, or that the source is reachable, until it is over."""
             if (unreached or self._source_unreached) and not self._over.is_set():
                 out_of_reach = tuple((names[place], why) for place, why in unreached.items())
                 _tell(channel, OutOfReach(nodes=out_of_reach))

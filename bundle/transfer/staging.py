@@ -20,11 +20,7 @@ from ..protocol.messages import Incoming, Ready, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 
-_DAMAGED = (
-    ProblemCode.BUNDLE_DAMAGED,
-    ProblemCode.NO_RESULTS,
-    ProblemCode.RESULTS_INCOMPLETE,
-)
+_DAMAGED = (ProblemCode.BUNDLE_DAMAGED, ProblemCode.NO_RESULTS, ProblemCode.RESULTS_INCOMPLETE)
 """Problems of a file that may have been damaged on its way."""
 _TRIES = 5
 _TRY_SECONDS = 0.02
@@ -36,12 +32,10 @@ def stage(
     receiver_of: ReceiverOf | None = None,
     place: Place | None = None,
 ) -> UnpackAnswer:
-    """Make the environment unless it is there already.
+    """Make the environment unless it is there already, from the bundle, or a file as it arrives.
 
-    With ``incoming`` in the request, a file is sent: the agent reports ``ready``, and unpacks the
-    file while it arrives, until the driver reports its end. The file is removed in any case. For a
-    damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
-    driver if they were damaged on their way.
+    The file is removed in any case. For a damaged one the answer has the digest of what arrived: it
+    tells the driver if that was damaged on its way.
     """
     if request.incoming is None:
         with channel.watch_progress():
@@ -65,11 +59,11 @@ def _receive(
     excerpt = None
     if incoming.manifest is not None:
         excerpt = Excerpt(incoming.manifest.encode(), frozenset(incoming.members))
-    receiver = None
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(_remove, folder)
         with report_unwritable(folder):
             os.makedirs(folder, 0o700, exist_ok=True)
-        receiver = receiver_of(incoming)
+        receiver = undo.enter_context(contextlib.closing(receiver_of(incoming)))
         arrival = receiver.arrival
         listening = threading.Thread(target=receiver.follow, args=(channel,), daemon=True)
         channel.emit(receiver.ready())
@@ -91,15 +85,10 @@ def _receive(
             raise
         listening.join()
         return answer
-    finally:
-        if receiver is not None:
-            receiver.close()
-        _remove(folder)
 
 
 ReceiverOf = Callable[[Incoming], "BroadcastReceiver"]  # NodeError if it cannot begin
-Place = Callable[[UnpackRequest, str], UnpackAnswer]
-"""Puts what is in a file that has arrived where the job needs it."""
+Place = Callable[[UnpackRequest, str], UnpackAnswer]  # puts what has arrived where it is needed
 
 
 class BroadcastReceiver:
@@ -135,13 +124,11 @@ def _remove(folder: str) -> None:
     """Remove the directory, even while ``sbcast`` creates the file in it."""
     for _ in range(_TRIES):
         try:
-            removal.delete(folder)
-        except FileNotFoundError:
+            with contextlib.suppress(FileNotFoundError):
+                removal.delete(folder)
             return
         except OSError:
             time.sleep(_TRY_SECONDS)  # filled meanwhile; or its file system became read-only
-        else:
-            return
 
 
 def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
@@ -161,28 +148,25 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
             raise
         return UnpackAnswer(problems=(exc.problem,), lacking=True)
     waited = source.arrival.average_wait_seconds if source.arrival is not None else 0.0
-    seconds = None if made.reused else round(max(0.0, made.seconds - waited), 3)
     return UnpackAnswer(
         path=made.path,
         reused=made.reused,
         files_linked=made.linked,
         files_written=made.written,
-        unpack_seconds=seconds,
+        unpack_seconds=None if made.reused else round(max(0.0, made.seconds - waited), 3),
         mended=made.mended,
     )
 
 
 def _describe_failed_broadcast(path: str, size: int) -> Problem:
     """Describe a failed broadcast as this node sees it: Slurm hides a full disk."""
-    try:
-        arrived = os.stat(path).st_size
-    except OSError:
-        arrived = 0
-    values = {"arrived": str(arrived), "size": str(size)}
+    arrived, free = 0, size
     with contextlib.suppress(OSError):
         space = os.statvfs(os.path.dirname(path))
         free = space.f_bavail * space.f_frsize
-        if free < size - arrived:
-            full = ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM
-            return Problem(full, path, {**values, "free": str(free)})
+        arrived = os.stat(path).st_size
+    values = {"arrived": str(arrived), "size": str(size)}
+    if free < size - arrived:
+        full = ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM
+        return Problem(full, path, {**values, "free": str(free)})
     return Problem(ProblemCode.BUNDLE_NOT_ARRIVED, path, values)

@@ -31,11 +31,7 @@ from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest, canonical_json
 
-from ..building.current_bundle import (
-    Listener,
-    current_bundle,
-    offline_root,
-)
+from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.files import CARRIED_SUFFIX, read_bytes, write_output
@@ -68,9 +64,8 @@ from .tool import collect_tool
 #     code/*            what earlier jobs have compiled, if it comes along
 #     ...               the bundle's other members in the bundle's order, but for those of the base
 #
-# Every byte of it is checked: ``carried.json`` has its own digest, the headers follow from it and
-# from the manifest, and the members are compared with them. Behind the tar's end there may be a
-# program, which ``python3 FILE install`` starts.
+# Every byte of it is checked, by the digests in ``carried.json``. Behind the tar's end there may be
+# a program, which ``python3 FILE install`` starts.
 
 FORMAT = 1
 CARRIED_LOCK = "pylock.toml"
@@ -78,9 +73,7 @@ SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
 CODE = "code/"
 _LABEL_LIMIT = 1 << 20
-_PARTS_LIMIT = 512 << 20
-"""Bytes of what is carried besides the bundle's layers, as it is read whole: the manifest, the lock
-and the tool's wheels."""
+_PARTS_LIMIT = 512 << 20  # bytes of the parts, which are read whole
 _CODE_LIMIT = 200 << 20  # of compiled code, which is a part of that
 _OCTAL = re.compile(rb"[0-7]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -105,8 +98,7 @@ class Label:
     id: Digest
     base: str  # the id of the bundle that the other side has; empty if all is here
     left_out: tuple[str, ...]  # the bundle's members that are not here, because the base has them
-    parts: tuple[CarriedPart, ...]
-    """The manifest and what is not the bundle's, in the order of the tar."""
+    parts: tuple[CarriedPart, ...]  # the manifest and what is not the bundle's, in their order
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
@@ -148,8 +140,7 @@ class CarriedFile:
         self.path, self._handle = path, handle
         self.label = read_label(path, self._read_label())
         names = [part.name for part in self.label.parts]
-        is_first = names[:1] == [MANIFEST_NAME]
-        self._require(is_first, f"{LABEL_NAME} does not name the manifest first")
+        self._require(names[:1] == [MANIFEST_NAME], f"{LABEL_NAME} names no manifest first")
         self._refuse_short(())
         self.manifest = self._read_manifest()
         self._require(CARRIED_LOCK in names, f"{CARRIED_LOCK} is missing")
@@ -187,8 +178,7 @@ class CarriedFile:
         except ManifestError as exc:
             raise self._make_damage_error(str(exc)) from exc
         self._require(manifest.id == self.label.id, f"the manifest is that of {manifest.id[:12]}")
-        # It becomes part of a file's name.
-        is_name = _NAME.fullmatch(manifest.name) is not None
+        is_name = _NAME.fullmatch(manifest.name) is not None  # it becomes part of a file's name
         self._require(is_name, f"no project is called {manifest.name!r}")
         return manifest
 
@@ -277,7 +267,6 @@ class ExportResult:
 
 
 def _find_base(store: Store, name: str, options: ExportOptions) -> Manifest | None:
-    """Return the manifest of the bundle that the other side has; None if none is named."""
     if options.base:
         return _find_base_by_id(store, options.base)
     if options.since is None:
@@ -298,8 +287,7 @@ def _find_base(store: Store, name: str, options: ExportOptions) -> Manifest | No
 def _list_exported(store: Store) -> list[tuple[float, Manifest]]:
     found = []
     for path in store.exports.glob("*.json"):
-        # That of another version is passed over: its layers are not these.
-        with contextlib.suppress(OSError, ManifestError):
+        with contextlib.suppress(OSError, ManifestError):  # that of another version
             found.append((path.stat().st_mtime, parse(read_bytes(path))))
     return sorted(found, key=lambda pair: pair[0])
 
@@ -326,13 +314,10 @@ def _find_base_by_id(store: Store, asked: str) -> Manifest:
 
 
 def list_shared_members(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
-    """Return name, size and digest of what one bundle may take from another.
-
-    The head of a layer has the digests of its frames, so its digest stands for both.
-    """
+    """Return name, size and digest of what one bundle may take from another."""
     parts = [part for part in (manifest.node, manifest.decompressor) if part is not None]
     found = {(part.name, part.size, str(part.sha256)) for part in parts}
-    for layer in manifest.layers:
+    for layer in manifest.layers:  # the head of each has the digests of its frames
         found |= {(name, size, str(layer.head)) for name, size in layer.members}
     return frozenset(found)
 
@@ -341,16 +326,13 @@ def list_shared_members(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
 class ExportOptions:
     """Options of an export."""
 
-    bundle: ChosenBundle | None = None
-    """The bundle, where it is named; None for the project's, made current."""
+    bundle: ChosenBundle | None = None  # None for the project's, made current
     output: Path | None = None  # the file to write; None for one in the current directory
-    base: str = ""
-    """The id of the bundle that the other side has, or its first digits; empty if not named."""
+    base: str = ""  # the id of the bundle that the other side has, or its first digits
     since: datetime.datetime | None = None
     with_tool: bool = False
     offline: bool = False  # true if nothing may be fetched for that
-    with_code: bool = False
-    """True to add what earlier jobs have compiled with this version of torch."""
+    with_code: bool = False  # true to add what earlier jobs have compiled
 
 
 def export_project(config: Config, options: ExportOptions, listener: Listener) -> ExportResult:
@@ -420,8 +402,7 @@ def _read_lock(config: Config, chosen: ChosenBundle) -> bytes:
         return read_bytes(found)
     raise BundleError(
         f"the lock that {chosen.path} was made from is not here, and would have to come along",
-        hint="export it in its project's folder, before the requirements change; or carry the "
-        "file itself, which `--bundle` takes over there",
+        hint="export it in its project's folder; or carry the file itself, which `--bundle` takes",
         context=[f"not its lock, or not there: {path}" for path in locks],
     )
 
@@ -435,10 +416,7 @@ def export(
     base: Manifest | None = None,
     more: tuple[Mapping[str, bytes], bytes] = (MappingProxyType({}), b""),
 ) -> ExportResult:
-    """Write a bundle, or what the other side lacks of it, to a file.
-
-    ``more`` are files that it carries besides, and the program behind its end.
-    """
+    """Write a bundle, or what the other side lacks of it, to a file, with files and a program."""
     files, program = more
     with bundle_file.open_bundle(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
@@ -482,10 +460,9 @@ def export(
 
 
 def _note_export(store: Store, manifest: Manifest) -> None:
-    """Note that a bundle was exported; the time of the note is that of its first export."""
     note = store.exports / f"{manifest.id}.json"
     with contextlib.suppress(OSError):
-        if read_bytes(note) == manifest.to_bytes():
+        if read_bytes(note) == manifest.to_bytes():  # its time is that of the first export
             return
     with store.publish(note) as partial:
         partial.write_bytes(manifest.to_bytes())

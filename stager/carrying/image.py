@@ -1,8 +1,7 @@
 """``stager export --squashfs``: the environment of a bundle as an image that sites mount.
 
-The image holds what a node unpacks, and ``run``, which starts a command in it wherever it is
-mounted. What depends on the place, or on the time, is left out: the link to an interpreter,
-``pyvenv.cfg`` and the listing. So the same bundle gives the same bytes.
+It holds what a node unpacks, and ``run``, which starts a command in it; what depends on the place
+or the time is left out, so the same bundle gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,15 +28,11 @@ from ..pack.members import project_folder, refuse_in_project, unpack_here
 from ..trust import decide_trust
 
 PROGRAM = "mksquashfs"
-_PLACES = ("/usr/sbin", "/sbin")
-"""Where some distributions have it, which is not on every user's PATH."""
+_PLACES = ("/usr/sbin", "/sbin")  # where some distributions have it, beside PATH
 _SECONDS = 6 * 3600.0
-_VARIABLES = {"SOURCE_DATE_EPOCH": "315532800"}
-"""The time of everything in an image, 1980: the earliest that a zip made of it can hold."""
+_VARIABLES = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980: the earliest that a zip can hold
 _LEVEL = "9"
-_MEMORY = "1G"
-"""Its queues take at most this; by default it is a quarter of the machine's, however many share it.
-"""
+_MEMORY = "1G"  # for its queues; by default a quarter of the machine's, however many share it
 
 _RUN = f"""\
 #!/bin/sh
@@ -97,14 +92,13 @@ def export_image(
     store.require_space(needed, "the environment, before it is an image", inodes)
     # The file is opened first: a place that cannot be written is known before anything is unpacked.
     with store.scratch_without_lock("export") as scratch, write_output(output) as target:
-        _require_zstd(tool, scratch)
         listener.begin("unpack")
         trusted = is_made_here(store, whole.path, whole.id)
         unpacker = node_program(whole.path, store, whole.id)
         tree = unpack_here(unpacker, whole, scratch, trusted=trusted)
         _make_movable(tree, manifest, program)
         listener.begin("squashfs")
-        _make_image(tool, tree, Path(target.name), f"{output} cannot be written: {PROGRAM} failed")
+        _make_image(tool, tree, Path(target.name), output)
     return ImageResult(
         file=output,
         id=manifest.id,
@@ -121,8 +115,7 @@ def _find_tool() -> str:
     if found is None:
         raise StagerError(
             f"--squashfs needs {PROGRAM}, which is not on PATH",
-            hint="install the package squashfs-tools (it has this name in Debian, Ubuntu, Fedora, "
-            "RHEL and conda-forge), or ask your site to do so",
+            hint="install the package squashfs-tools, or ask your site to do so",
         )
     return found
 
@@ -135,8 +128,7 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
         path = tree / name
         path.write_text(text.replace("@VERSION@", manifest.requires.python))
         path.chmod(0o755)
-    # All of it is to be root's, for all to read, with the modes that the bundle says: what was
-    # unpacked lacks what the umask takes away, and has a shared offline root's setgid bit.
+    # For all to read, with the bundle's modes: without the umask, and a shared root's setgid bit.
     for folder, _, files in os.walk(tree):
         Path(folder).chmod(0o755)
         for name in files:
@@ -145,7 +137,7 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
                 path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
-def _make_image(tool: str, tree: Path, image: Path, message: str) -> None:
+def _make_image(tool: str, tree: Path, image: Path, output: Path) -> None:
     argv = [  # mksquashfs refuses options for times if SOURCE_DATE_EPOCH is set
         *(tool, str(tree), str(image), "-noappend", "-no-progress", "-quiet"),
         *("-comp", "zstd", "-Xcompression-level", _LEVEL, "-all-root", "-no-xattrs"),
@@ -154,11 +146,8 @@ def _make_image(tool: str, tree: Path, image: Path, message: str) -> None:
     try:
         run(argv, timeout=_SECONDS, env=_VARIABLES)
     except CommandError as exc:
-        hint = f"free some space, or {ANOTHER_OUTPUT}; or install squashfs-tools 4.4 or newer"
-        raise StagerError(message, hint=hint, context=exc.context) from exc
-
-
-def _require_zstd(tool: str, scratch: Path) -> None:
-    empty = scratch / "empty"  # old versions lack zstd or these options
-    empty.mkdir()
-    _make_image(tool, empty, scratch / "empty.img", f"{tool} cannot make an image with zstd")
+        raise StagerError(
+            f"{output} cannot be written: {PROGRAM} failed",
+            hint=f"free some space, or {ANOTHER_OUTPUT}; or install squashfs-tools 4.4 or newer",
+            context=exc.context,
+        ) from exc

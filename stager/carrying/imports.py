@@ -14,7 +14,7 @@ from bundle.driver.code_store import check_files, write_files
 from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, check_links
-from bundle.format.manifest import MANIFEST_NAME, Layer
+from bundle.format.manifest import MANIFEST_NAME
 from bundle.protocol.counts import format_count
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.problem import NodeError
@@ -24,7 +24,7 @@ from ..config import inline_script
 from ..config.load import Config, find, load
 from ..core.errors import BundleError, ConfigError, StagerError
 from ..core.files import BUNDLE_SUFFIX, open_regular, read_bytes, write_output
-from ..core.store import Store, remove, write_error
+from ..core.store import Store, convert_store_errors, remove
 from ..inventory.provenance import find_lock
 from ..layers.layer_file import decompress_frame, decompress_index
 from ..lock.pylock import read_lock
@@ -49,11 +49,9 @@ class ImportResult:
     layers: int
     layers_here: int
     lock: Path
-    already_here: bool
-    """True if the bundle itself was here; its lock and signature are those of the file now."""
+    already_here: bool  # true if the bundle was here; its lock and signature are the file's now
     signature: InspectedSignature | None  # its signature; null if there is none
-    project: Path | None = None
-    """The folder that the project's code was written to; null if that was not asked for."""
+    project: Path | None = None  # the folder with the project's code, if that was asked for
     notes: tuple[str, ...] = ()  # what a person should know before they build it there
 
 
@@ -66,11 +64,7 @@ def import_bundle(
     project: Path | None = None,
     for_builds: bool = False,
 ) -> ImportResult:
-    """Add the bundle of a carried file to the offline root; write its project out, if asked to.
-
-    ``asked`` is the id that it must have, or its first digits. With ``for_builds`` builds may take
-    packages out of it, as they may with a project.
-    """
+    """Add the bundle of a carried file to the offline root; write its project out, if asked to."""
     store = Store(offline_root(config))
     if project is not None:
         _refuse_used(project)
@@ -121,11 +115,9 @@ def read_compiled_code(path: Path) -> dict[str, bytes]:
 
 def import_compiled_code(config: Config, code: Mapping[str, bytes]) -> None:
     """Let this user's jobs use compiled code; StagerError if it cannot be written."""
-    store = Store(offline_root(config))
-    try:
-        write_files(str(store.compiled_code), code)
-    except OSError as exc:
-        raise write_error(store.compiled_code, exc) from exc
+    folder = Store(offline_root(config)).compiled_code
+    with convert_store_errors(folder):
+        write_files(str(folder), code)
 
 
 def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:
@@ -143,7 +135,7 @@ def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:
         store.require_space(manifest.size, "the bundle")
     with store.publish(lock) as partial:  # first: it tells an import from a build's bundle
         partial.write_bytes(beside[CARRIED_LOCK])
-        if here:  # what is here stays as it is
+        if here:
             _refuse_other_lock(carried, final, partial)
     if not here:
         with contextlib.ExitStack() as undo:
@@ -174,7 +166,6 @@ def _take(carried: CarriedFile, config: Config, store: Store) -> ImportResult:
 
 
 def _refuse_other_lock(carried: CarriedFile, bundle: Path, lock: Path) -> None:
-    """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
     if find_lock(ChosenBundle(path=bundle, id=carried.manifest.id), (lock,)) is None:
         raise BundleError(
             f"{carried.path}: the lock in it is not the one that its bundle was made from",
@@ -206,8 +197,7 @@ def _copy_from_source(carried: CarriedFile, name: str, source: BundleFile) -> It
         why = exc.problem.why if isinstance(exc, NodeError) else str(exc)
         raise BundleError(
             f"{source.path}, which the carried file builds on, is damaged: {why}",
-            hint="import a file that carries all of the bundle (`stager export` without --base "
-            "and --since)",
+            hint="import a file of `stager export` without --base and --since",
         ) from exc
 
 
@@ -230,16 +220,12 @@ def _open_sources(
         raise BundleError(
             f"{carried.path} carries only what is new since the bundle {label.base[:12]}, and "
             f"{format_count(len(wanted), 'part')} of that cannot be found in {store.root}",
-            hint=f"import the file that carries {label.base[:12]} first, or export again on the "
-            "other side without --base and --since",
+            hint="import the file that carries that first, or export without --base and --since",
         )
     return sources
 
 
-# --- The code of a project, written out of its bundle, to be edited where the bundle was imported
-
-_WRITTEN = ("project", "assets")
-"""Folders of an environment: what is in them is written to the project's folder."""
+_WRITTEN = ("project", "assets")  # folders of an environment that the project's folder gets
 _ALL = "all"
 _LINK = "link"
 _STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its folder itself"
@@ -297,11 +283,7 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
 
 
 def refuse_clashes(indexes: Sequence[Index]) -> None:
-    """Refuse content that cannot lie in one folder, or whose links lead out of it together.
-
-    In an environment the project and each asset have places of their own; each layer alone, and all
-    together, were judged by these.
-    """
+    """Refuse content that cannot lie in one folder, or whose links lead out of it together."""
     seen: dict[str, tuple[object, str]] = {}
     for index in indexes:
         content = [(entry.path, (entry.size, entry.sha256)) for entry in index.files]
@@ -321,14 +303,10 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
         ) from exc
 
 
-def _is_of_project(layer: Layer) -> bool:
-    # Not a model or data set, which has a version: a lock names it.
-    return layer.kind == "project" or (layer.kind == "asset" and not layer.version)
-
-
 def _find_layers(bundle: BundleFile) -> Iterator[Fresh]:
     for layer in bundle.manifest.layers:
-        if _is_of_project(layer):
+        # A model or data set, which a lock names, has a version.
+        if layer.kind in ("project", "asset") and not layer.version:
             index = bundle.index(layer, bundle.head(layer), decompress_index)
             paths = [one.path for one in index.files] + [link.path for link in index.links]
             if {path.partition("/")[0] for path in paths} <= {*_WRITTEN}:
@@ -358,7 +336,6 @@ def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
 
 
 def _write(place: Path, lock: bytes) -> None:
-    """Write a lock; a link that the bundle has there is replaced, not followed."""
     with write_output(place, hint="write the lock there by hand") as handle:
         handle.write(lock)
 

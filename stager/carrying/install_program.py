@@ -1,8 +1,4 @@
-"""Installs stager from the file that carries it: ``python3 FILE install [DIR]``.
-
-Runs alone on a machine that has neither stager nor an index, from the end of the carried file: the
-standard library only, and nothing of this package. Older Pythons come as far as being refused.
-"""
+"""Installs stager from the file that carries it: ``python3 FILE install [DIR]``; stands alone."""
 
 from __future__ import annotations
 
@@ -106,10 +102,7 @@ def refuse_other_python(carried: pathlib.Path) -> None:
         return
     hint = f"start it with that Python: python{wanted[0]} {carried} install"
     if machine != wanted[1]:
-        hint = (
-            "install it on a machine of that kind; or export on the other side for this one, from "
-            "a project whose environment.platform says so"
-        )
+        hint = "export on the other side for this one, with its environment.platform"
     raise InstallRefused(
         f"this file carries stager for Python {wanted[0]} on {wanted[1]}; this is "
         f"Python {here} on {machine}",
@@ -123,8 +116,7 @@ def unpack(carried: pathlib.Path, folder: pathlib.Path) -> list[str]:
     names = []
     try:
         with tarfile.open(carried, "r:") as archive:
-            digests = digests_of_wheels(archive)
-            for path, digest in digests.items():
+            for path, digest in digests_of_wheels(archive).items():
                 data = content(archive, archive.getmember(path))
                 if hashlib.sha256(data).hexdigest() != digest:
                     raise damaged

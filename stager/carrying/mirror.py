@@ -56,10 +56,8 @@ def _fetch_for_target(
         lock = ensure_lock(project, spec, store, options, listener, locked=False)
     listener.begin("wheels")
     source = WheelSource(spec=spec, store=store, offline=offline, progress=listener.note)
-    wheels = [*source.fetch(lock)]
     decompressor = fetch_decompressor(source, settings.environment.interpreter != OF_NODE)
-    if decompressor is not None:  # every build needs it
-        wheels.append(decompressor)
+    wheels = [*source.fetch(lock), *filter(None, [decompressor])]  # every build needs it
     return wheels, _list_built(wheels, lock)
 
 
@@ -76,8 +74,7 @@ def _read_requested(config: Config, requirements: Sequence[str]) -> Spec:
     except ConfigError as exc:
         raise ConfigError(
             "the requirements on the command line cannot be used",
-            hint="name packages ('numpy>=2'), requirement files, or what else "
-            "environment.requirements takes; see docs/settings.md",
+            hint="name what environment.requirements takes; see docs/settings.md",
             context=exc.context or (exc.message,),
         ) from exc
     return replace(asked, indexes=read_spec(config).all_indexes.merge(asked.indexes))
@@ -100,9 +97,6 @@ def _digest_wheels(root: Path, listener: Listener) -> dict[str, Digest]:
     return digests
 
 
-# --- ``stager mirror``: put wheels into a folder with an index; what is there stays --------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class MirrorResult:
     """The result of ``stager mirror``."""
@@ -114,8 +108,7 @@ class MirrorResult:
     wheels: int
     bytes: int  # the size of its wheels in bytes
     added: tuple[str, ...]
-    replaced: tuple[str, ...]
-    """Wheels that were damaged, or that were built here again with other bytes."""
+    replaced: tuple[str, ...]  # those damaged, or built here again with other bytes
     missing: tuple[str, ...]
 
 
@@ -152,9 +145,6 @@ def fill(
 ) -> MirrorResult:
     """Put wheels into the mirror in a folder, and list all that are there.
 
-    Every wheel of the folder is compared with its record, and with what is wanted. One without a
-    record is taken as sound: an interrupted command left it, or the user did.
-
     ``built`` has the file names of those built here: the next time they may have other bytes.
     """
     wheels = {wheel.path.name: wheel for wheel in wanted}
@@ -178,9 +168,8 @@ def fill(
         if problems:
             raise WheelError(
                 f"{format_count(len(problems), 'wheel')} cannot be listed in the mirror {root}",
-                hint="`stager mirror DIR NAME==VERSION` replaces what is damaged, with the "
-                "--python and --platform that it is for; or remove it from there if it is not "
-                "needed, and run the command again",
+                hint="`stager mirror DIR NAME==VERSION` replaces it, with the --python "
+                "and --platform that it is for; or remove it from there, and run the command again",
                 context=problems,
             )
         if replaced:  # nothing is claimed of them until they are there

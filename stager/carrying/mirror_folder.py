@@ -86,10 +86,9 @@ def _metadata(path: Path) -> bytes:
 
 # --- The pages of a package index as text: HTML (PEP 503) and JSON (PEP 691), for the same wheels
 
-# All links are relative, so that the folder can lie anywhere. Both forms name the METADATA file
-# that lies beside each wheel (PEP 658), in the spelling of PEP 714 alone: pip 22.3 to 23.1, as in
-# Debian 12, reads the older one and then finds no wheel whose name is not normalised; without it
-# that pip reads METADATA in the wheel.
+# All links are relative. Both forms name the METADATA file beside each wheel (PEP 658), in the
+# spelling of PEP 714 alone: pip 22.3 to 23.1, as in Debian 12, reads the older one and then finds
+# no wheel whose name is not normalised.
 
 _API = "1.1"  # the version of both forms: JSON then has sizes and versions (PEP 700)
 _UP = "../../"  # the folder of the wheels, from a project's page
@@ -161,9 +160,8 @@ def _json(page: Mapping[str, object]) -> str:
 
 # --- The folder of a mirror: wheels, their digests, and ``simple``, the index --------------------
 
-# ``SHA256SUMS`` says what each wheel must be; ``sha256sum -c`` can check a copy with it. Each file
-# appears by a rename, the wheels first and the index last: whatever interrupts that, the index
-# names only what is there. No other file is touched.
+# Each file appears by a rename, the wheels first and the index last: whatever interrupts that, the
+# index names only what is there. No other file is touched.
 
 MARK = "stager-mirror.txt"
 SUMS = "SHA256SUMS"
@@ -176,8 +174,7 @@ _TEXT = f"""\
     pip install --index-url file:///PATH/OF/THIS/FOLDER/{INDEX} NAME
     uv pip install --default-index file:///PATH/OF/THIS/FOLDER/{INDEX} NAME
 """
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-"""Names of files that a killed process has left unfinished; see ``replacing``."""
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # left by a killed process; see replace_file
 _SUM = re.compile(r"([0-9a-f]{64}) [ *]([^/]+)")
 
 
@@ -200,8 +197,7 @@ def read_record(root: Path) -> dict[str, Digest]:
 def _make_record_error(path: Path, what: str) -> StagerError:
     return StagerError(
         f"{path} is damaged: {what}",
-        hint="take it from another copy of the mirror; or remove it, and the wheels that are "
-        "there are taken to be sound",
+        hint="take it from another copy of the mirror; or remove it, to trust the wheels there",
     )
 
 
@@ -233,11 +229,11 @@ def put_wheel(root: Path, wheel: Wheel) -> None:
 def publish_index(root: Path, wheels: Collection[ListedWheel]) -> None:
     """Write the index of these wheels, and remove from it what is no longer there."""
     write_record(root, {wheel.filename: wheel.sha256 for wheel in wheels})
+    index = root / INDEX
     metadata = {f"{wheel.filename}{_METADATA}": wheel.metadata for wheel in wheels}
+    written = dict(make_pages(wheels))
     for name, data in metadata.items():
         _write_changed(root / name, data)
-    written = dict(make_pages(wheels))
-    index = root / INDEX
     for path, text in written.items():
         _write_changed(index / path, text)
     with convert_write_error(index):
@@ -322,8 +318,7 @@ def convert_write_error(path: Path) -> Iterator[None]:
             ) from exc
         raise StagerError(
             f"the mirror cannot be written: {place}: {exc.strerror or exc}",
-            hint="make the directory writable, or name another one; to install from a mirror, "
-            "it need not be writable",
+            hint="make the directory writable, or name another one",
         ) from exc
 
 

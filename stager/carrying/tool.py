@@ -33,12 +33,9 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3
 def collect_tool(
     config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
 ) -> tuple[list[Path], bytes]:
-    """Collect stager's wheels for the target of a project, by its indexes, and pip's.
+    """Collect stager's wheels and pip's for a project's target, and a zip that installs them.
 
-    The store's lock must be held. The wheels stay in the store, stager's own in ``scratch``.
-
-    Returns:
-        The wheels, and a zip that Python can run from the end of another file: it installs them.
+    The store's lock must be held.
     """
     own, spec = _write_own_wheel(scratch), read_spec(config)
     target = {"python": config.environment.python, "platform": config.environment.platform}

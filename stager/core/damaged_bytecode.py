@@ -1,8 +1,6 @@
-"""Compiled modules that a full disk has cut short: which file it is, and what to do.
+"""Compiled modules that a full disk has cut short; imports nothing of ours, which may be damaged.
 
-Python ends the import of such a file with an EOFError, which names none; typer takes that for the
-end of standard input, and ends as after Ctrl-C, without a word. Imports nothing of ours: any of it
-may be what is damaged.
+Python raises an EOFError, which names no file; typer takes it for the end of standard input.
 """
 
 from __future__ import annotations

@@ -11,32 +11,26 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-Read = Callable[[int, int], bytes]
-"""Returns so many bytes from a place in a file, fewer at its end. Little of a file is asked for."""
+Read = Callable[[int, int], bytes]  # returns so many bytes from a place in a file, fewer at its end
 
 _64_BIT_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
-_HEADER = struct.Struct("<18xH12xQ14xHH6x")
-"""The processor; where the program headers begin, the size of one, and their number."""
+_HEADER = struct.Struct("<18xH12xQ14xHH6x")  # processor; program headers' place, size and number
 _SEGMENT = struct.Struct("<I4xQQ8xQ16x")  # type, offset, address and size in the file
 _DYNAMIC = struct.Struct("<qQ")
 _LOAD, _TABLE, _LOADER = 1, 2, 3  # ``PT_LOAD``, ``PT_DYNAMIC``, ``PT_INTERP``
 _END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
 """``DT_NULL``, ``DT_NEEDED``, ``DT_STRTAB``, ``DT_RPATH``, ``DT_RUNPATH``."""
 _VERSIONS, _VERSION_FILES = 0x6FFFFFFE, 0x6FFFFFFF  # ``DT_VERNEED``, ``DT_VERNEEDNUM``
-_VERSION_FILE = struct.Struct("<2xH4xII")
-"""``Elf64_Verneed``: the number of versions, the way to the first, and to the next library's."""
-_VERSION = struct.Struct("<4xH2xII")
-"""``Elf64_Vernaux``: flags, where the name is among the strings, and the way to the next."""
+_VERSION_FILE = struct.Struct("<2xH4xII")  # ``Elf64_Verneed``: number, way to the first, and next
+_VERSION = struct.Struct("<4xH2xII")  # ``Elf64_Vernaux``: flags, place of the name, way to the next
 _WEAK = 2  # ``VER_FLG_WEAK``: the loader only warns where the library lacks this version
 _GLIBC = re.compile(r"GLIBC_(\d{1,4})\.(\d{1,4})(?:\.\d+)?")
-_MARKS = {"GLIBC_ABI_DT_RELR": (2, 36)}
-"""Versions without a number, by which a file keeps away from a loader that is too old for it."""
+_MARKS = {"GLIBC_ABI_DT_RELR": (2, 36)}  # keeps a file away from a loader too old for it
 _TEXT = 4096  # the longest text that is read; longer names are not those of files
 _FEW = 512  # bytes of strings read at a time
 _MOST = 4096  # the largest number of headers, of libraries and of versions that is believed
 
 MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le", 22: "s390x"}
-"""Processors by ``e_machine``, as ``uname -m`` prints them."""
 
 
 class Elf(NamedTuple):
@@ -116,14 +110,12 @@ class _File:
             place += following
 
     def _find_offset(self, address: int) -> int:
-        """Return the file offset of an address; ValueError if no segment contains it."""
         for kind, offset, begin, size in self._segments:
             if kind == _LOAD and 0 <= address - begin < size:
                 return offset + address - begin
         raise ValueError(address)
 
     def _read_text(self, at: int) -> str:
-        """Return the string at an offset in the string table; ValueError if it has no end."""
         data, place = b"", self._strings + at
         while b"\0" not in data and len(data) < _TEXT:
             more = self._read(place + len(data), _FEW)
@@ -134,6 +126,5 @@ class _File:
 
 
 def _parse_glibc(version: str) -> tuple[int, int]:
-    """Return the glibc that a version's name stands for; (0, 0) for another library's."""
     match = _GLIBC.fullmatch(version)
     return (int(match[1]), int(match[2])) if match else _MARKS.get(version, (0, 0))

@@ -1,8 +1,4 @@
-"""The errors that the tool raises on purpose, a single family.
-
-An expected failure says what went wrong, where, and what to do about it. Only the command line
-boundary (``stager.cli.application``) turns one into an exit code; nothing else in the tool exits.
-"""
+"""The errors that the tool raises on purpose; ``cli.application`` makes exit codes of them."""
 
 from __future__ import annotations
 
@@ -18,16 +14,11 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_JOB = enumerations.EXIT_JOB
 EXIT_INTERRUPTED = enumerations.EXIT_INTERRUPTED
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""Errors of a stream that goes to a full disk, or to a terminal that is gone."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # a full disk, or no terminal
 
 
 class StagerError(Exception):
-    """An expected failure; a URL in its texts is shown without its credentials.
-
-    ``message`` says what went wrong, and where, in one sentence; ``hint`` what the user can do, or
-    nothing; ``context`` has supporting lines, as the last ones of a tool's output.
-    """
+    """An expected failure: what went wrong, what to do, and supporting lines; without secrets."""
 
     exit_code = EXIT_FAILURE
 
@@ -80,11 +71,8 @@ class CommandFailure:
         return cls(error=texts)
 
 
-# --- Making foreign text safe to print: a log, a wheel, a bundle or an index may hold anything
-
-# What would make a terminal or a reader's eye do more than read (set a title or the clipboard,
-# clear the screen, turn the text around) is written out as an escape, in a pipe as on a terminal:
-# what is piped is often looked at in the end. Files keep every byte.
+# --- Making foreign text safe to print: what would make a terminal or a reader's eye do more than
+# read is written out as an escape, in a pipe as on a terminal. Files keep every byte.
 
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")
 TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))

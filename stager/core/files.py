@@ -23,16 +23,11 @@ IMAGE_SUFFIX = ".env.sqsh"  # an environment to mount
 SBOM_SUFFIX = ".cdx.json"  # a bundle's inventory as CycloneDX
 
 
-# --- Reading regular files only: reading a pipe or a device might never end ----------------------
-
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_regular(path: Path, *, unnoticed: bool = False) -> BufferedReader:
-    """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
-
-    ``unnoticed`` leaves its access time as it is, where the file is one's own.
-    """
+    """Open a regular file; ``unnoticed`` leaves its access time, where the file is one's own."""
     try:
         handle = os.open(path, _READING | (os.O_NOATIME if unnoticed else 0))
     except PermissionError:  # it is somebody else's: open(2)
@@ -57,9 +52,6 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-# --- Paths that start at a home directory, which not everybody has -------------------------------
-
-
 def expand_home(path: Path | str) -> Path:
     """Return a path with the home directory in place of a leading ``~`` or ``~USER``."""
     try:
@@ -71,8 +63,6 @@ def expand_home(path: Path | str) -> Path:
         ) from exc
 
 
-# --- Writing a file so that its name always stands for all of the old or all of the new content
-
 ANOTHER_OUTPUT = "name another file with --output"
 _MAX_NAME = 100
 _PARTIAL = ".part"
@@ -80,11 +70,7 @@ _PARTIAL = ".part"
 
 @contextlib.contextmanager
 def replace_file(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
-    """Open a new file beside its place, and move it there once the block succeeds.
-
-    A link there is replaced, not followed; ``opener`` None leaves the mode to the umask. After an
-    OSError, as where something is there that is no file, nothing has changed.
-    """
+    """Open a new file beside its place; move it there, over a link too, if the block succeeds."""
     _refuse_special(path)
     partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{_PARTIAL}")
     try:

@@ -1,7 +1,4 @@
-"""Commands that the login side runs, feeds and follows; bundle.system.processes starts them.
-
-A command that fails raises an error with the command, its exit code and the end of its output.
-"""
+"""Commands that the login side runs, feeds and follows; bundle.system.processes starts them."""
 
 from __future__ import annotations
 
@@ -43,8 +40,7 @@ class CommandError(StagerError):
         self.timed_out = timed_out
 
 
-Runner = Callable[..., CompletedCommand]
-"""The type of :func:`run`; functions that start processes take one, with ``run`` as default."""
+Runner = Callable[..., CompletedCommand]  # of :func:`run`, the default of functions that take one
 
 
 def run(
@@ -60,7 +56,7 @@ def run(
     return run_with_input(argv, None, environment=full, timeout=timeout, cwd=cwd, check=check)
 
 
-def run_with_input(
+def run_with_input(  # noqa: PLR0913 - those of subprocess.run
     argv: Sequence[str],
     text: str | None,
     *,
@@ -68,12 +64,19 @@ def run_with_input(
     timeout: float,
     cwd: Path | None = None,
     check: bool = True,
+    output: int = processes.PIPE,
 ) -> CompletedCommand:
     """Run one command that reads a text from its standard input, in exactly this environment."""
     folder = None if cwd is None else str(cwd)
     try:
         completed = processes.run(
-            argv, timeout=timeout, env=environment, cwd=folder, input=text, check=False
+            argv,
+            timeout=timeout,
+            env=environment,
+            cwd=folder,
+            input=text,
+            check=False,
+            output=output,
         )
     except ProcessError as exc:
         if not exc.timed_out:
@@ -87,25 +90,8 @@ def run_with_input(
 
 
 def feed_command(argv: Sequence[str], text: str, *, timeout: float) -> None:
-    """Run one command that reads a text from its standard input, and writes to standard error.
-
-    What it starts in the background does not keep this process waiting.
-    """
-    process = _start(argv, stdin=processes.PIPE, stdout=sys.stderr.fileno())
-    timed_out = False
-    try:
-        process.communicate(text.encode(), timeout=timeout)
-    except processes.TimeoutExpired:
-        timed_out = True
-    finally:
-        if process.returncode is None:
-            processes.stop(process, 0)
-    if process.returncode or timed_out:
-        completed = CompletedCommand(tuple(argv), process.returncode, "", "")
-        reason = f"exit status {process.returncode}"
-        if timed_out:
-            reason = f"the command took more than {timeout:g} s"
-        raise CommandError(completed, reason=reason, timed_out=timed_out)
+    """Run one command that reads a text, and writes to standard error."""
+    run_with_input(argv, text, environment=None, timeout=timeout, output=sys.stderr.fileno())
 
 
 class Streamed(NamedTuple):
@@ -126,12 +112,9 @@ def follow_command(
 ) -> Streamed:
     """Run a command that reports line by line, and return its outcome.
 
-    An interrupted command ends by itself; its last lines are still passed on, and so is the line
-    being handled. Ctrl-C reaches it directly, unless ``end_it`` is given: that is called with its
-    process id at each interrupt of this process, and the command has a session of its own, without
-    the terminal. It gets SIGTERM when this process ends. ``pass_on`` is called with its process id
-    and SIGUSR1 or SIGUSR2, when this process gets one. Without ``on_talk``, standard error is
-    inherited.
+    Ctrl-C reaches it directly, unless ``end_it`` is given: that is called with its process id at
+    each interrupt, and it has a session of its own. Its last lines are still passed on. ``pass_on``
+    is called with its process id and a SIGUSR1 or SIGUSR2 of this process.
     """
     process = _start(
         argv,
@@ -169,11 +152,11 @@ def follow_command(
 def _start(
     argv: Sequence[str],
     *,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None,
     stdin: int = processes.DEVNULL,
     stdout: int | None,
     stderr: int | None = None,
-    new_session: bool = True,
+    new_session: bool,
 ) -> processes.Process:
     try:
         return processes.start(
@@ -185,12 +168,7 @@ def _start(
 
 @contextlib.contextmanager
 def _handle_interrupts(act: Callable[[], None]) -> Iterator[None]:
-    """Call a function at each interrupt, instead of raising KeyboardInterrupt.
-
-    The exception could be raised anywhere, and the line being handled would be lost. After the
-    first interrupt the handlers stay, so that further ones cannot stop the report of what happened.
-    Signals with another handler, and threads that get no signals, are left as they are.
-    """
+    """Call a function at each interrupt: an exception could lose the line being handled."""
     numbers = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -218,7 +196,6 @@ def _is_main_thread() -> bool:
 
 
 def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | None]) -> None:
-    """Read pipes at the same time, line by line, to their ends, and close them."""
     with contextlib.ExitStack() as pipes, selectors.DefaultSelector() as selector:
         for pipe, on_line in readers.items():
             if pipe is not None and on_line is not None:
@@ -237,11 +214,7 @@ def _deliver_lines(readers: Mapping[IO[bytes] | None, Callable[[str], None] | No
 def run_attached(
     argv: Sequence[str], *, environment: Mapping[str, str], has_input: bool, is_quiet: bool
 ) -> int:
-    """Run a command that prints where this process does, to its end; return its status.
-
-    Ctrl-C is the command's, as in a shell. ``has_input`` gives it the standard input, ``is_quiet``
-    the standard error as its standard output.
-    """
+    """Run a command that prints where this process does, to its end; return its status."""
     process = _start(
         argv,
         env=environment,

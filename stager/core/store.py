@@ -1,11 +1,8 @@
 """The offline root: wheels, layers, bundles and assets on the login side.
 
-Every file gets its final name by a rename, from a temporary sibling, so a reader never sees half of
-one and a build that is killed leaves nothing but files under ``tmp/``, which the next one sweeps.
-
-The mode of the root decides on all that is in it, whatever the umask: who may read it may read the
-files, and who may write it may write them. A new root is its owner's alone; one that is made with
-``chmod 2770`` before the first build is shared by its group.
+Every file gets its final name by a rename, so a build that is killed leaves nothing but files under
+``tmp/``, which the next one sweeps. The mode of the root decides on all that is in it, whatever the
+umask: a new one is its owner's alone; one that has 2770 before the first build is its group's.
 """
 
 from __future__ import annotations
@@ -35,13 +32,11 @@ from .errors import SpaceError, StagerError
 from .files import open_regular, read_text
 from .values import Digest
 
-# --- Removing trees of any depth, without following links; a failure is logged, not raised -------
-
 log = logging.getLogger(__name__)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, a link or a tree; return whether it is gone. What stays is logged."""
+    """Remove a file, a link or a tree of any depth; return whether it is gone, or log it."""
     try:
         with contextlib.suppress(FileNotFoundError):
             delete(str(path))
@@ -58,9 +53,8 @@ def measure_tree(path: Path) -> int:
 
 CHUNK = 1 << 20
 ScratchKind = Literal["export", "lock", "new", "prove", "spool", "trace", "wheels"]
-"""The first words of the names of our directories under ``tmp/``."""
 _SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8,16}}")
-"""Their names, see :meth:`Store.scratch`."""
+"""The names of our directories under ``tmp/``, see :meth:`Store.scratch`."""
 INCIDENTS, PENDING_JOBS = "incidents", "pending-jobs"  # names of directories in the store
 FEW_INODES = 100  # a build makes tens of files in the store: layers stay packed there
 _MOVE_AWAY = "move it away and run the command again"
@@ -71,8 +65,6 @@ STORE_HINT = (
 
 
 class _Folder:
-    """A directory of the store, which is made when it is asked for."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -114,11 +106,7 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the store for one build at a time; a second build waits.
-
-        The kernel drops the lock when its holder ends, however it ends. Left-over temporary files
-        are removed once the lock is held.
-        """
+        """Hold the store for one build at a time, a second one waits; then sweep ``tmp/``."""
         self.make_folder(self.root)
         if keep_out_of_projects(self.root):
             self.open_up(self.root / ".gitignore")
@@ -149,11 +137,9 @@ class Store:
         place = self._tmp
         folder = place / f"{kind}-{secrets.token_hex(8)}"
         try:
-            try:
+            with convert_store_errors(place):
                 folder.mkdir(mode=0o700)
                 self.open_up(folder)  # so that other users of the store can sweep it
-            except OSError as exc:
-                raise write_error(place, exc) from exc
             yield folder
         finally:
             remove(folder)
@@ -218,14 +204,12 @@ class Store:
     def _flock(
         self, name: str, operation: int, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[bool]:
-        """Hold a lock file of the root; yield False if ``LOCK_NB`` is given and it is taken.
-
-        The file is never removed: a lock on a removed file keeps no other process out.
-        """
+        """Hold a lock file of the root; yield False if ``LOCK_NB`` is given and it is taken."""
         self.make_folder(self.root)
         path = self.root / name
         with contextlib.ExitStack() as stack:
-            try:
+            with convert_store_errors(path):
+                # It is never removed: a lock on a removed file keeps no other process out.
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, handle)
                 self.open_up(path)
@@ -237,13 +221,11 @@ class Store:
                     waiting()
                     fcntl.flock(handle, operation)
                     held = True
-            except OSError as exc:
-                raise write_error(path, exc) from exc
             yield held
 
     def make_folder(self, path: Path) -> None:
         """Make the root, or a directory in it, if it does not exist."""
-        try:
+        with convert_store_errors(path):
             if path.is_dir():
                 return
             self.root.parent.mkdir(parents=True, exist_ok=True)
@@ -251,8 +233,6 @@ class Store:
             if path != self.root:
                 path.mkdir(exist_ok=True)
                 self.open_up(path)
-        except OSError as exc:
-            raise write_error(path, exc) from exc
 
 
 def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
@@ -267,10 +247,7 @@ def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
 
 
 def to_stamp(status: os.stat_result) -> list[int]:
-    """Return the values that change whenever a file does: size, times and inode.
-
-    A program can restore a modification time, but not that of the last change (``st_ctime``).
-    """
+    """Return the values that change whenever a file does: no program can restore ``st_ctime``."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -281,6 +258,15 @@ def digest_file(path: Path) -> Digest:
         while chunk := handle.read(CHUNK):
             state.update(chunk)
     return Digest(state.hexdigest())
+
+
+@contextlib.contextmanager
+def convert_store_errors(path: Path) -> Iterator[None]:
+    """Turn a failure to write in the store into an error that says what to do."""
+    try:
+        yield
+    except OSError as exc:
+        raise write_error(path, exc) from exc
 
 
 def write_error(path: Path, exc: OSError) -> StagerError:
@@ -298,11 +284,7 @@ def write_error(path: Path, exc: OSError) -> StagerError:
 
 
 # --- Recorded digests of files in the offline root, and of large ones in projects: each is read
-# once
-
-# A digest holds as long as the file's size, times (in nanoseconds) and inode stay the same: every
-# writer of the store publishes by rename, which changes the inode, and an edit in place changes the
-# time of the last change, which no program can put back.
+# once, as long as its size, times and inode stay the same
 
 FILE_NAME = "checked.json"
 SETTLED_NS = 2_000_000_000  # since a change: a later one may fall on the same tick of a clock

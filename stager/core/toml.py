@@ -1,7 +1,4 @@
-"""TOML in and out: read by the standard library (``tomli`` before Python 3.11), written here.
-
-``tomli-w`` would write a lock in other bytes, which a project keeps under version control.
-"""
+"""TOML in and out; ``tomli-w`` would write a lock, which is under version control, otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .files import read_bytes
+from .files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +28,7 @@ _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
 def read(path: Path) -> dict[str, Any]:
     """Parse a TOML file."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        return loads(read_text(path), path)
     except OSError as exc:
         raise ConfigError(
             f"cannot read {path}: {exc.strerror or exc}", hint="check the path and its permissions"
@@ -40,7 +37,6 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: byte {exc.start} is not UTF-8", hint="TOML files are written in UTF-8"
         ) from exc
-    return loads(text, path)
 
 
 def loads(text: str, source: Path) -> dict[str, Any]:
@@ -53,8 +49,7 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         place = f"{position[1]}: " if position else ""
         raise ConfigError(
             f"{source}: {place}{_POSITION.sub('', str(exc))}",
-            hint="the file is not valid TOML; strings need quotes, lists need brackets, and all "
-            "keys of a table are written below its name",
+            hint="strings need quotes, lists brackets, and a table's keys are below its name",
         ) from exc
     return data
 

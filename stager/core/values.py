@@ -148,7 +148,6 @@ def libc_version(platform: str) -> tuple[int, int] | None:
 
 
 def _host_platform() -> str:
-    """Return the newest platform tag of this machine that PEP 600 or PEP 656 defines."""
     from packaging import tags
 
     for tag in tags.platform_tags():

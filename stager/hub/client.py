@@ -1,8 +1,4 @@
-"""The hub, through ``huggingface_hub``: what a repository holds, and its files.
-
-That library comes with the extra ``stager[hub]`` and is imported here alone, when it is needed. It
-reads its own variables: ``HF_ENDPOINT``, ``HF_TOKEN``, the proxies'. The user's token stays in it.
-"""
+"""The hub, through ``huggingface_hub``, which is imported here alone, and has the token."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from typing import Any
 
 from bundle.environment import hub_datasets
 from bundle.format.layer import abridge_path, explain_excess
-from bundle.protocol.counts import format_count, format_size
+from bundle.protocol.counts import format_size
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 
@@ -31,7 +27,6 @@ from .repositories import HubFile, HubRequest, LockedRepository, is_safe
 _INSTALL = "uv tool install --reinstall '.[hub]'"
 _TOO_MANY = 429  # a status of HTTP
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
-"""Errors that are those of this machine's disk."""
 _WHY_LINES = 3
 
 
@@ -41,21 +36,20 @@ class HubEntry:
 
     path: str
     size: int
-    sha256: Digest | None
-    """Digest of its bytes; None for a small file, for which the hub has none."""
-    blob: str = ""
-    """Git's own digest of a small file; empty where the hub does not say it."""
+    sha256: Digest | None  # None for a small file, for which the hub has none
+    blob: str = ""  # Git's own digest of a small file; empty where the hub does not say it
     problem: str = ""
 
 
 def _describe_repository(request: HubRequest) -> tuple[str, Mapping[str, object], list[HubEntry]]:
-    """Return a repository's commit, its card, and its files."""
     library = _library()
     with _convert_errors(request):
         api = library.HfApi(endpoint=_endpoint(), library_name="stager")
-        asks = {"model": api.model_info, "dataset": api.dataset_info, "space": api.space_info}
-        info = asks[request.kind](
-            request.name, revision=request.revision or None, files_metadata=True
+        info = api.repo_info(
+            request.name,
+            revision=request.revision or None,
+            repo_type=request.kind,
+            files_metadata=True,
         )
         card = info.card_data.to_dict() if hasattr(info.card_data, "to_dict") else {}
     if not isinstance(info.sha, str) or not re.fullmatch(r"[0-9a-f]{40}", info.sha):
@@ -70,22 +64,16 @@ def _fetch_file(request: HubRequest, commit: str, path: str, cache: Path) -> Pat
     """Return the path of a file in a cache; fetch it, or the rest of it, if it is not there."""
     library = _library()
     with _convert_errors(request):
-        found = library.hf_hub_download(
-            request.name,
-            path,
-            repo_type=request.kind,
-            revision=commit,
-            cache_dir=cache,
-            endpoint=_endpoint(),
-        )
+        place = {"repo_type": request.kind, "revision": commit, "endpoint": _endpoint()}
+        found = Path(library.hf_hub_download(request.name, path, cache_dir=cache, **place))
     # It stores a file under the name that the server gives its content, wherever that leads.
-    if not Path(found).resolve().is_relative_to(cache.resolve()):
+    if not found.resolve().is_relative_to(cache.resolve()):
         raise StagerError(
             f"{request.kind} {request.label}: the hub gives {path} a name that leads out of "
-            f"{cache}: {Path(found).resolve()}",
+            f"{cache}: {found.resolve()}",
             hint="check HF_ENDPOINT: what answers there is not a hub; look at that file",
         )
-    return Path(found)
+    return found
 
 
 def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
@@ -98,8 +86,7 @@ def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
     except ImportError as exc:
         raise ConfigError(
             "models, datasets and spaces in [assets] need huggingface_hub, which is not installed",
-            hint=f"in the clone of stager: {_INSTALL}; or in its virtual environment: "
-            "pip install huggingface_hub",
+            hint=f"in the clone of stager: {_INSTALL}; else: pip install huggingface_hub",
             context=[str(exc)],
         ) from exc
     return huggingface_hub
@@ -161,7 +148,6 @@ def _fault(request: HubRequest, exc: Exception) -> StagerError:
 
 
 def _status(exc: BaseException | None) -> int | None:
-    """Return the status of the HTTP response that caused an error; None if none did."""
     while exc is not None:
         status = getattr(getattr(exc, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -206,8 +192,6 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
     )
 
 
-# --- Caches of the hub on this machine, in which a file may be already ---------------------------
-
 Progress = Callable[[str], None]
 
 
@@ -242,11 +226,11 @@ class HubFiles:
 
     def obtain_locked(self, repository: LockedRepository, file: HubFile) -> Path:
         """Return a file with the content that the lock says, fetched if it is not here."""
-        wanted = (repository.request, repository.commit, file.path, file.size)
-        return self._obtain(
-            *wanted,
-            lambda found: found.stat().st_size == file.size and digest_file(found) == file.sha256,
-        )
+
+        def is_right(found: Path) -> bool:
+            return found.stat().st_size == file.size and digest_file(found) == file.sha256
+
+        return self._obtain(repository.request, repository.commit, file.path, file.size, is_right)
 
     def _obtain(
         self,
@@ -276,8 +260,7 @@ class HubFiles:
             raise StagerError(
                 f"{request.kind} {request.label}: {path} is not the file that the hub lists, or "
                 "that was locked: its size or its digest is another",
-                hint="run this again; if it stays so, check HF_ENDPOINT and the proxy, or run "
-                "`stager lock` and review the difference",
+                hint="run this again; else check HF_ENDPOINT and the proxy, or run `stager lock`",
             )
         return file
 
@@ -290,8 +273,6 @@ def _is_listed(path: Path, entry: HubEntry) -> bool:
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
     return entry.blob in ("", blob.hexdigest())
 
-
-# --- The choice of the files of a repository that are taken --------------------------------------
 
 _OTHER_FRAMEWORKS = (
     *("*.h5", "*.msgpack", "*.ot", "*.tflite", "*.mlmodel", "*.mlpackage/*", "*.onnx"),
@@ -306,9 +287,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "openvino_*"),
 )
-"""Files with such a suffix that are no weights of PyTorch: the Trainer's own, and OpenVINO's."""
-_ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-"""Files of a data set's repository that say what the others are."""
+_ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # they say what the others are
 
 
 def select_files(
@@ -333,18 +312,12 @@ def select_files(
 
 
 def _model_files(paths: Sequence[str]) -> list[str]:
-    """Leave out weights of other frameworks, and those that exist as safetensors, too.
-
-    A repository without any weights that PyTorch reads is taken as it is.
-    """
+    """Leave out weights of other frameworks, and those that exist as safetensors, too."""
     names = (path.rpartition("/")[2] for path in paths if path.endswith(_WEIGHTS))
-    if all(_matches(name, _NO_WEIGHTS) for name in names):
+    if all(_matches(name, _NO_WEIGHTS) for name in names):  # there are none that PyTorch reads
         return list(paths)
-    return [
-        path
-        for path in paths
-        if not _matches(path, _OTHER_FRAMEWORKS) and not _is_replaced(path, paths)
-    ]
+    kept = (path for path in paths if not _matches(path, _OTHER_FRAMEWORKS))
+    return [path for path in kept if not _is_replaced(path, paths)]
 
 
 def _is_replaced(path: str, there: Collection[str]) -> bool:
@@ -366,13 +339,12 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 def _data_files(
     request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
 ) -> list[str]:
-    card = [path for path in paths if path in _ALWAYS]
-    data: list[str] = []
+    data: set[str] = set()
     for config in _configs(request, configs):
         for split, files in hub_datasets.split_files(config, paths).items():
             if request.split in ("", split):
-                data += files
-    return list(dict.fromkeys([*card, *data])) if data else []
+                data.update(files)
+    return [*(data.union(_ALWAYS) & set(paths))] if data else []
 
 
 def _configs(
@@ -392,9 +364,6 @@ def _configs(
     return wanted
 
 
-# --- From what the user asks for to a commit and the digest of each file -------------------------
-
-
 def resolve(
     requests: Sequence[HubRequest], known: Sequence[LockedRepository], files: HubFiles
 ) -> tuple[LockedRepository, ...]:
@@ -412,8 +381,7 @@ def resolve(
         raise faults[0]
     if faults:
         raise StagerError(
-            f"{format_count(len(faults), 'model or data set', 'models and data sets')} "
-            "cannot be had",
+            f"{len(faults)} models and data sets cannot be had",
             hint="; ".join(dict.fromkeys(fault.hint for fault in faults)),
             context=[fault.message for fault in faults],
         )
@@ -429,18 +397,14 @@ def _resolve_one(request: HubRequest, files: HubFiles) -> LockedRepository:
     commit, card, entries = _describe_repository(request)
     configs = [one for one in toml.get_list(card, "configs") if isinstance(one, dict)]
     paths = {*select_files(request, [entry.path for entry in entries], configs)}
+    taken = _list_usable(request, entries, paths)
+    digests = [one.sha256 or files.digest(request, commit, one) for one in taken]
+    listed = zip(taken, digests, strict=True)
     return LockedRepository(
         request=request,
         commit=commit,
         licence=_licence(card),
-        files=tuple(
-            HubFile(
-                path=entry.path,
-                size=entry.size,
-                sha256=entry.sha256 or files.digest(request, commit, entry),
-            )
-            for entry in _list_usable(request, entries, paths)
-        ),
+        files=tuple(HubFile(path=one.path, size=one.size, sha256=key) for one, key in listed),
         left_out=tuple(sorted(filter(is_safe, {one.path for one in entries} - paths))),
     )
 
@@ -453,8 +417,7 @@ def _list_usable(
     if unusable:
         raise StagerError(
             f"{request.kind} {request.label}: the hub lists files that cannot be used",
-            hint="name the files to take with files = [...] in its entry of stager.toml, or check "
-            "HF_ENDPOINT: what answers there may not list sizes and digests as the hub does",
+            hint="name others with files = [...] in its entry of stager.toml, or check HF_ENDPOINT",
             context=[f"{abridge_path(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
     return taken

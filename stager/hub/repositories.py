@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from itertools import filterfalse
 from pathlib import PurePosixPath
-from typing import Literal, get_args
+from typing import Literal
 
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.dataclass import dataclass
@@ -18,8 +18,7 @@ _REPOSITORY = re.compile(
     r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?"
 )
 """One name, or an owner's and one, by the hub's rules: at most 96 characters for each."""
-_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./+-]{0,199}")
-"""A branch, a tag or a commit: no ``..``, and nothing that a path of the cache could not hold."""
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./+-]{0,199}")  # a branch, a tag or a commit
 _PART = re.compile(r"[\w.+ -]{1,200}")
 _KEYS: Mapping[Kind, tuple[str, ...]] = {
     "model": ("name", "revision", "files"),
@@ -33,14 +32,11 @@ class HubRequest:
     """One model, data set or Space that the user asks for."""
 
     kind: Kind
-    name: str
-    """The repository, ``org/name`` or ``name``."""
+    name: str  # the repository, ``org/name`` or ``name``
     revision: str = ""
-    config: str = ""
-    """The data set's configuration, as its card names it; empty for all."""
+    config: str = ""  # the data set's configuration, as its card names it; empty for all
     split: str = ""
-    files: tuple[str, ...] = ()
-    """Patterns of the files to take; empty to leave that to :mod:`stager.hub.client`."""
+    files: tuple[str, ...] = ()  # patterns of the files to take; empty for the usual ones
 
     def __post_init__(self) -> None:
         if not _REPOSITORY.fullmatch(self.name):
@@ -51,9 +47,7 @@ class HubRequest:
             if text and not _PART.fullmatch(text):
                 raise ValueError(f"{text!r} is not the name of a configuration or a split")
         if self.files and (self.config or self.split):
-            raise ValueError(
-                "files goes with neither config nor split, which choose files themselves"
-            )
+            raise ValueError("files goes with neither config nor split, which choose files, too")
 
     @property
     def label(self) -> str:
@@ -70,7 +64,7 @@ class HubRequest:
         """Read what :meth:`to_json` wrote; ValueError if it did not write this."""
         fields = dict(raw)
         kind = fields.pop("type", None)
-        for known in get_args(Kind):
+        for known in _KEYS:
             if kind == known:
                 return parse_request(known, fields)
         raise ValueError(f"type is {kind!r}")
@@ -106,8 +100,6 @@ def _read_patterns(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-# --- A repository in the lock: its commit, and the size and digest of each file ------------------
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -130,12 +122,9 @@ class LockedRepository:
 
     request: HubRequest
     commit: str
-    licence: str = ""
-    """The licence that its card names; empty if it names none."""
-    left_out: tuple[str, ...] = field(default=(), metadata={"json": "left-out"})
-    """The other files in the repository, sorted by path."""
-    files: tuple[HubFile, ...] = field(metadata={"json": "content"})
-    """The files that are taken, sorted by path."""
+    licence: str = ""  # as its card names it; empty if it names none
+    left_out: tuple[str, ...] = field(default=(), metadata={"json": "left-out"})  # by path
+    files: tuple[HubFile, ...] = field(metadata={"json": "content"})  # those taken, by path
 
     def __post_init__(self) -> None:
         if not _COMMIT.fullmatch(self.commit):

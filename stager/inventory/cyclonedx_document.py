@@ -5,6 +5,7 @@ The model and the JSON are those of ``cyclonedx-python-lib``, which is imported 
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Mapping
 
@@ -32,13 +33,11 @@ from .inventory import Inventory, InventoryItem
 from .package_metadata import Licence
 
 FILES_LIMIT = 1000  # files of an asset that are listed; of more, only the number is
-_ASSET_TYPES = {
+_TYPES = {
     "model": ComponentType.MACHINE_LEARNING_MODEL,
     "dataset": ComponentType.DATA,
     "space": ComponentType.APPLICATION,
     "file": ComponentType.DATA,
-}
-_PART_TYPES = {
     "trainer": ComponentType.LIBRARY,
     "program": ComponentType.APPLICATION,
     PYTHON: ComponentType.PLATFORM,
@@ -63,9 +62,7 @@ def document(inventory: Inventory) -> str:
         components=[*packages.values(), *others],
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"stager:bundle:{manifest.id}"),
         metadata=BomMetaData(
-            tools=ToolRepository(components=[tool]),
-            component=project,
-            timestamp=inventory.written,
+            tools=ToolRepository(components=[tool]), component=project, timestamp=inventory.written
         ),
     )
     bom.register_dependency(project, [*(packages[name] for name in inventory.direct), *others])
@@ -127,17 +124,13 @@ def _asset(asset: InventoryItem) -> Component:
     # The hub has its own path prefix for all but models.
     folder = owner if asset.kind == "model" else f"{asset.kind}s/{owner}"
     listed = asset.files if len(asset.files) <= FILES_LIMIT else ()
+    make = functools.partial(Component, type=ComponentType.FILE)
     files = [
-        Component(
-            type=ComponentType.FILE,
-            name=path,
-            bom_ref=f"{asset.id}/{number}",
-            hashes=_hashes(sha256),
-        )
+        make(name=path, bom_ref=f"{asset.id}/{number}", hashes=_hashes(sha256))
         for number, (path, sha256) in enumerate(listed)
     ]
     return Component(
-        type=_ASSET_TYPES[asset.kind],
+        type=_TYPES[asset.kind],
         name=name,
         group=owner or None,
         version=asset.version or None,
@@ -164,7 +157,7 @@ def _part(part: InventoryItem) -> Component:
         return _package(part)
     is_program = part.kind == "program"
     return Component(
-        type=_PART_TYPES[part.kind],
+        type=_TYPES[part.kind],
         group=None if part.kind == PYTHON else "stager",
         name=part.name,
         version=part.version if part.kind == PYTHON else None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
@@ -30,8 +29,7 @@ from .package_metadata import (
 )
 from .provenance import ContentFile, LockedSources, Provenance, list_asset_files
 
-_EPOCH = "SOURCE_DATE_EPOCH"
-"""The variable that fixes the time in what is generated (reproducible-builds.org)."""
+_EPOCH = "SOURCE_DATE_EPOCH"  # see reproducible-builds.org
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +39,14 @@ class InventoryItem:
     kind: str
     """``package``, ``decompressor``, ``model``, ``dataset``, ``space``, ``file``, ``project``,
     ``trainer``, ``python`` or ``program``."""
-    id: str
-    """The id of its layer, or the digest of a file that is stored as it is."""
+    id: str  # the id of its layer, or the digest of a file that is stored as it is
     name: str
     version: str = ""
-    sha256: str
-    """Digest of the wheel or the file; for files of a layer, of paths and contents together."""
-    licence: Licence = field(default_factory=Licence)
-    provenance: Provenance = field(default_factory=Provenance)
+    sha256: str  # of the wheel or the file; for files of a layer, of paths and contents together
+    licence: Licence = Licence()
+    provenance: Provenance = Provenance()
     requires: tuple[str, ...] = ()
-    files: tuple[ContentFile, ...] = ()
-    """Those of a model, a data set, or the project's user."""
+    files: tuple[ContentFile, ...] = ()  # those of a model, a data set, or the project's user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +57,9 @@ class Inventory:
     manifest: Manifest
     written: datetime.datetime
     packages: tuple[InventoryItem, ...]
-    direct: tuple[str, ...]
-    """Names of packages that the project asks for, or that no other package needs."""
+    direct: tuple[str, ...]  # the packages that the project asks for, or that no other needs
     assets: tuple[InventoryItem, ...]
-    parts: tuple[InventoryItem, ...]
-    """The project, what stager adds, and the decompressor if a node needs one."""
+    parts: tuple[InventoryItem, ...]  # the project, what stager adds, and the decompressor
 
 
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
@@ -196,8 +189,7 @@ class LicensedComponent:
     version: str
     licence: str
     spdx: bool
-    declared_in: str
-    """``License-Expression``, ``License``, ``Classifier`` or ``card``; empty for no licence."""
+    declared_in: str  # the field of the metadata, or ``card``; empty for no licence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +198,7 @@ class LicenceList:
 
     bundle: Path
     id: str
-    components: tuple[LicensedComponent, ...]
-    """Sorted by name; those that name no licence last."""
+    components: tuple[LicensedComponent, ...]  # by name; those that name no licence last
     without_licence: int
 
 
@@ -236,8 +227,6 @@ def licence_list(inventory: Inventory) -> LicenceList:
     )
 
 
-# --- The software bill of materials, where the library that writes it is installed ---------------
-
 _INSTALL = "uv tool install --reinstall '.[sbom]'"
 
 
@@ -248,7 +237,7 @@ def sbom(inventory: Inventory) -> str:
     except ImportError as exc:
         raise StagerError(
             "inspect --sbom needs cyclonedx-python-lib, which is not installed here as needed",
-            hint=f"in the clone of stager: {_INSTALL}; or in its virtual environment: "
+            hint=f"in the clone of stager: {_INSTALL}; else: "
             "pip install 'cyclonedx-python-lib>=11.7,<12'",
             context=[str(exc)],
         ) from exc

@@ -1,8 +1,4 @@
-"""The METADATA of the packages in a bundle, read without unpacking it.
-
-A package's author decides what is in it: only its first bytes are read, only a few fields are
-looked at, and each of them is bounded and made safe to print.
-"""
+"""The METADATA of the packages in a bundle, read from it, bounded, and made safe to print."""
 
 from __future__ import annotations
 
@@ -28,8 +24,7 @@ from ..core.errors import escape_line_feeds
 from ..layers.layer_file import decompress_index
 from ..layers.wheel_members import UNREADABLE, read_beginning
 
-HEADERS_LIMIT = 256 << 10
-"""Bytes of a METADATA file that are read: its fields come first, a description follows them."""
+HEADERS_LIMIT = 256 << 10  # bytes of a METADATA file that are read: its fields come first
 TEXT_LIMIT = 200
 _REQUIREMENT_LIMIT = 1000  # characters of a requirement; what is longer is none that anybody wrote
 _LIST_LIMIT = 2000  # values that are kept of a field that may be repeated
@@ -50,8 +45,7 @@ class PackageMetadata(NamedTuple):
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
     """Return a foreign text in one line of visible characters, and no longer than a limit."""
-    short = " ".join(text[: 4 * limit].split())
-    line = escape_line_feeds(short)
+    line = escape_line_feeds(" ".join(text[: 4 * limit].split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
@@ -153,18 +147,15 @@ _SPDX = {
 """Names that mean exactly one licence of SPDX. Many classifiers do not: "BSD License", or "Apache
 Software License", leave the version open (PEP 639), and stay the names that they are."""
 
-_HUB_ID = re.compile(r"[\w.+-]+")
-"""An id of a licence, as the hub's cards have them; a name of a card's own has spaces."""
+_HUB_ID = re.compile(r"[\w.+-]+")  # of a licence in a hub's card; a name of its own has spaces
 
 
 class Licence(NamedTuple):
     """A licence as somebody has declared it."""
 
-    names: tuple[str, ...] = ()
-    """One licence expression of SPDX; or the names that were given; empty for no licence."""
+    names: tuple[str, ...] = ()  # one expression of SPDX, or the names that were given
     spdx: bool = False
-    field: str = ""
-    """Where it is declared: ``License-Expression``, ``License``, ``Classifier`` or ``card``."""
+    field: str = ""  # ``License-Expression``, ``License``, ``Classifier`` or ``card``
 
     @property
     def text(self) -> str:
@@ -173,7 +164,7 @@ class Licence(NamedTuple):
 
 
 def choose_licence(metadata: PackageMetadata) -> Licence:
-    """Return the licence of a package; an expression of SPDX wins wherever it stands."""
+    """Return the licence of a package; an expression of SPDX wins wherever it is."""
     lines = list(filter(str.strip, metadata.licence.splitlines()))
     is_name = len(lines) == 1 and len(lines[0]) <= TEXT_LIMIT
     classified = [text.rpartition(" :: ")[2] for text in metadata.classifiers]
@@ -201,14 +192,11 @@ def _licence(field: str, texts: Sequence[str]) -> Licence:
 
 
 def _expression(name: str) -> str:
-    """Return the SPDX expression of a licence's name; empty for none."""
     try:
         return str(canonicalize_license_expression(_SPDX.get(name.lower(), name)))
     except (InvalidLicenseExpression, RecursionError):
         return ""
 
-
-# --- The dependencies between the packages of a bundle, as their metadata says -------------------
 
 _EXTRAS_LIMIT = 50  # extras of one package that are looked at: more are nobody's but an attacker's
 
@@ -216,10 +204,7 @@ _EXTRAS_LIMIT = 50  # extras of one package that are looked at: more are nobody'
 def find_dependencies(
     requires: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the packages, of those that are there, that each package needs.
-
-    A requirement of an extra counts if another package asks for that extra.
-    """
+    """Return the packages, of those that are there, that each needs, with extras asked for."""
     parsed = {name: tuple(_parse_requirements(texts)) for name, texts in requires.items()}
     extras: dict[str, set[str]] = defaultdict(lambda: {""})
     found: dict[str, set[str]] = defaultdict(set)

@@ -1,8 +1,4 @@
-"""The source of each package in a bundle, by the locks that are at hand.
-
-A bundle does not say where its wheels came from; its lock does. A wheel is known by its digest, so
-a lock that was made again since then says nothing false of it.
-"""
+"""The source of each package in a bundle, by the digest of its wheel in the locks at hand."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ from .package_metadata import clean
 _PREFIX = "assets/"  # where assets that are no repository of a hub lie in an environment
 
 
-ContentFile = tuple[str, str]
-"""Path and digest of a file of an asset; no digest if the index has none that could be true."""
+ContentFile = tuple[str, str]  # path and digest of a file of an asset; the digest may be empty
 
 
 def list_asset_files(
@@ -42,9 +37,7 @@ def list_asset_files(
 ) -> dict[Digest, tuple[ContentFile, ...]]:
     """Return the files of each asset by the id of its layer."""
     layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
-    indexes = {
-        layer.id: bundle.index(layer, bundle.head(layer), decompress_index) for layer in layers
-    }
+    indexes = {one.id: bundle.index(one, bundle.head(one), decompress_index) for one in layers}
     # Of all assets: a file that two models share is stored once.
     files = {entry.path: entry for index in indexes.values() for entry in index.files}
     links = {link.path: link.target for index in indexes.values() for link in index.links}
@@ -57,7 +50,6 @@ def list_asset_files(
 def _contents(
     index: Index, commit: str, files: Mapping[str, Entry], links: Mapping[str, str]
 ) -> Iterator[ContentFile]:
-    """Yield the files of a commit's snapshot; all files if the commit is empty."""
     mark = f"/snapshots/{commit}/" if commit else _PREFIX
     paths = [entry.path for entry in index.files] + [link.path for link in index.links]
     for path in sorted(paths):
@@ -95,14 +87,10 @@ _URL_LIMIT = 2000
 class Provenance(NamedTuple):
     """The source of a package."""
 
-    url: str = ""
-    """The address of the file or repository, without credentials; empty for a local file."""
-    kind: str = ""
-    """``wheel``, ``sdist``, ``vcs`` or ``folder``; empty if no lock at hand says it."""
-    sha256: str = ""
-    """Digest of the file at the address; empty for a repository or a folder."""
-    folder: str = ""
-    """The folder that its wheel was built from, as the lock names it; empty for all others."""
+    url: str = ""  # of the file or repository, without credentials; empty for a local file
+    kind: str = ""  # ``wheel``, ``sdist``, ``vcs`` or ``folder``; empty if no lock says it
+    sha256: str = ""  # of the file at the address; empty for a repository or a folder
+    folder: str = ""  # that its wheel was built from, as the lock names it
 
 
 class LockedSources:
@@ -170,8 +158,6 @@ def public_url(url: str) -> str:
     return plain if len(plain) <= _URL_LIMIT and _URL.fullmatch(plain) else ""
 
 
-# --- The locks that may say where the packages of a bundle came from -----------------------------
-
 _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 
 
@@ -190,11 +176,9 @@ def list_possible_locks(bundle: Path, config: Config | None) -> tuple[Path, ...]
 def find_lock(chosen: ChosenBundle, locks: Sequence[Path]) -> Path | None:
     """Return the first lock that names every wheel of a bundle, which does not hold it itself."""
     with open_bundle(chosen.path, chosen.id) as bundle, bundle.turn_into_damage(LayerError):
-        wheels = [
-            (layer.name, layer.version, str(read_origin(bundle.head(layer)).content))
-            for layer in bundle.manifest.layers
-            if layer.kind == "wheel"
-        ]
+        layers = [layer for layer in bundle.manifest.layers if layer.kind == "wheel"]
+        digests = [read_origin(bundle.head(layer)).content for layer in layers]
+    wheels = [(one.name, one.version, key) for one, key in zip(layers, digests, strict=True)]
     for path in filter(Path.is_file, locks):
         known = LockedSources((path,))
         if all(known.find(*wheel).kind for wheel in wheels):

@@ -85,7 +85,8 @@ def ask(
     program: Path, phase: str, job: Job | dict[str, Any], **request: Any
 ) -> tuple[int, list[dict[str, Any]]]:
     told = job.to_json() if isinstance(job, Job) else job
-    asked = {"v": 1, "job": told, "node": "local1", "node_rank": 0, "nodes_here": 1, **request}
+    node = {"node": "local1", "node_rank": 0, "nodes_here": 1}
+    asked = {"v": 1, "phase": phase, "job": told, **node, **request}
     argv = [sys.executable, "-I", "-S", program, "agent", phase]
     done = run(argv, given=json.dumps(asked) + "\n")
     assert done.stderr == ""

@@ -68,7 +68,8 @@ def opening(
 
 def test_the_program_gets_the_request_and_the_rest_of_the_talk() -> None:
     request = {"common": {"job": {"id": "42"}}, "own": {"n08": {"root": "/b"}}}
-    done = start(opening(request))
+    # It comes in many reads, and in several blocks.
+    done = start(opening(request, {"noise": os.urandom(5 << 20), **MODULES}))
     assert (done.returncode, done.stderr) == (0, b"")
     said = json.loads(done.stdout)
     assert said["argv"] == ["agent", "probe", "--request"]
@@ -77,12 +78,6 @@ def test_the_program_gets_the_request_and_the_rest_of_the_talk() -> None:
     assert said["behind"] == "go\n"
     assert said["program"].startswith("/proc/self/fd/")  # there is no file of it
     assert said["file"] == f"{said['program']}/bundle/agent/agent.py"
-
-
-def test_a_large_program_comes_whole() -> None:
-    """In many reads, and in several blocks."""
-    done = start(opening({"common": {}, "own": {}}, {"noise": os.urandom(5 << 20), **MODULES}))
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def noting(path: Path, ran: Path) -> Path:

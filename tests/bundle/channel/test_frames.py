@@ -200,9 +200,6 @@ def test_what_is_no_frame_has_no_source_and_a_shell_sends_one_without_a_checksum
     assert list(FrameReader().feed(shell)) == [("n7:3", '{"v": 1}')]
 
 
-# --- Lines out of pieces; and that long ones are not copied again with every piece ---------------
-
-
 class Piece(bytes):
     """Bytes that may be cut and joined, but not added to: that copies what was there before."""
 

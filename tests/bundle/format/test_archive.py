@@ -139,9 +139,6 @@ def test_what_is_no_bundle_is_refused_and_leaves_no_descriptor_open(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# --- forged bundles: true digests, hostile content -----------------------------------------------
-
-
 def test_hostile_frames_are_refused(
     single: Packed, tmp_path: Path, base: Path, decompress: Decompress
 ) -> None:

@@ -25,7 +25,7 @@ def later(seconds: float, then: object) -> threading.Thread:
 
 def test_a_file_that_never_comes(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="No such file"):
-        BundleFile(str(tmp_path / "file"), arrival=Arrival.over())
+        BundleFile(str(tmp_path / "file"), arrival=Arrival(is_over=True))
     arrival = Arrival()
     ending = later(0.1, lambda: arrival.end(whole=False))
     with pytest.raises(NodeError, match="could not be sent"):

@@ -43,9 +43,6 @@ def made(packed: Packed, root: Path, path: Path, excerpt: Excerpt | None) -> unp
     return stage(packed, root.parent, unpack.Source(excerpt), path)
 
 
-# --- the file ------------------------------------------------------------------------------------
-
-
 def test_it_is_a_tar_with_the_members_as_they_are(pair: Pair, tmp_path: Path) -> None:
     """A file that is there is not overwritten."""
     packed, path = pair[1], tmp_path / "parts.tar"
@@ -81,9 +78,6 @@ with BundleFile(sys.argv[1]) as bundle:
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True)
     assert "cannot be written; File too large" in done.stdout
     assert str(tmp_path) in done.stdout
-
-
-# --- refused -------------------------------------------------------------------------------------
 
 
 def refusal(packed: Packed, path: Path, excerpt: Excerpt) -> str:
@@ -125,9 +119,6 @@ def test_damage_never_becomes_an_environment(pair: Pair, root: Path, tmp_path: P
     assert "damaged or not a bundle" in refusal(second, path, sent)
 
 
-# --- made an environment -------------------------------------------------------------------------
-
-
 def test_with_the_older_environment_it_is_as_good_as_the_whole(
     pair: Pair, root: Path, tmp_path: Path
 ) -> None:
@@ -158,12 +149,7 @@ def test_nothing_but_the_list_of_a_smaller_bundle(
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [
-        ("gone", "steady"),
-        ("file", "steady"),
-        ("layers", "steady"),
-        ("decompressor", "zstandard"),
-    ],
+    [("gone", "steady"), ("file", "steady"), ("layers", "steady"), ("decompressor", "zstandard")],
 )
 def test_an_older_environment_that_has_changed_since(
     pair: Pair, root: Path, tmp_path: Path, change: str, named: str

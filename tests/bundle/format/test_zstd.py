@@ -86,9 +86,6 @@ def test_each_python_loads_the_wheel_for_this_one(
     assert done.stdout == CONTENT
 
 
-# --- What is laid out of a shared library --------------------------------------------------------
-
-
 HEADER = 64
 
 

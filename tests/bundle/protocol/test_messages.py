@@ -18,7 +18,6 @@ from bundle.protocol.events import OF_AGENTS, RankOutput, read_agent_line
 from bundle.protocol.job import Job
 from bundle.protocol.messages import (
     REQUESTS,
-    VERSION,
     AgentEvent,
     AgentRequest,
     Handover,
@@ -54,8 +53,6 @@ def test_what_is_asked_is_read(kind: type[AgentRequest]) -> None:
     for seed in SEEDS:
         request = made(kind, seed)
         assert RequestReader("").first(sent(request.to_json())) == request
-        full = {"v": VERSION, "phase": kind.phase, **encode(request)}
-        assert RequestReader("").first(sent(full)) == request
 
 
 @each_request

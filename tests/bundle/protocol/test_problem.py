@@ -81,9 +81,6 @@ def test_every_ending_is_a_problem_also_one_of_another_version() -> None:
     assert problem.is_end_of_job
 
 
-# --- the codes and their uses --------------------------------------------------------------------
-
-
 @functools.cache
 def sources() -> dict[str, ast.Module]:
     paths = sorted((REPO / "bundle").rglob("*.py"))

@@ -1,15 +1,13 @@
 """File systems: recorded mount tables, and what matters of a directory."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from bundle.protocol.problem import NodeError
 from bundle.system import files
-from tests.support.namespaces import REPO, namespace
+from tests.support.namespaces import namespace
 
 # From compute nodes, shortened: blanks as \040, a stack of two on /scratch, one hidden under it.
 TABLE = r"""
@@ -47,15 +45,6 @@ def test_shared_file_systems() -> None:
     assert shared == SHARED.split()
 
 
-def test_mount_of_agrees_with_the_kernel() -> None:
-    for path in ("/", "/proc", "/dev/shm", "/tmp", str(REPO)):
-        said = subprocess.run(
-            ["findmnt", "-nro", "TARGET,FSTYPE", "--target", os.path.realpath(path)],
-            capture_output=True, text=True, check=True,
-        ).stdout.split()  # fmt: skip
-        assert [files.find_mount(path).point, files.find_mount(path).fstype] == said[-2:]
-
-
 def test_a_directory_in_a_chroot_is_judged_by_its_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,9 +57,6 @@ def test_a_directory_in_a_chroot_is_judged_by_its_file_system(
     assert facts.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     with pytest.raises(NodeError, match="No such file"):
         files.examine_directory(str(tmp_path / "absent"))
-
-
-# --- File systems as the kernel really has them: mounts made in a private mount names ------------
 
 
 FS = "from bundle.node import node_root as location\nfrom bundle.system import files\n"

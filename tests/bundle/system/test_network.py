@@ -106,9 +106,6 @@ def test_the_address_of_an_interface_is_of_the_head_s_family() -> None:
     assert network.find_address_on_interface("lo", like="10.0.0.1") == "127.0.0.1"
 
 
-# --- what other nodes are told -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("listed", ["127.0.1.1 {host}", "127.0.0.1 localhost {host}", ""])
 def test_advertises_no_loopback_address(tmp_path: Path, listed: str) -> None:
     links = outside()
@@ -142,9 +139,6 @@ def test_without_a_network_it_says_so() -> None:
     said = str(namespace("-n", "", code))
     assert "192.0.2.1: there is no route" in said
     assert "unreachable" in said
-
-
-# --- ports ---------------------------------------------------------------------------------------
 
 
 def test_a_job_s_port() -> None:

@@ -30,9 +30,6 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{code}", *args]
 
 
-# --- run -----------------------------------------------------------------------------------------
-
-
 def test_run_returns_what_was_written(tmp_path: Path) -> None:
     argv = ["/bin/sh", "-c", 'cat; pwd; echo "$A-$HOME" >&2']
     done = processes.run(argv, timeout=300, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
@@ -70,9 +67,6 @@ def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> Non
             break
     assert caught.value.tail == ("at work",)
     assert not is_alive(int(note.read_text()))
-
-
-# --- stop ----------------------------------------------------------------------------------------
 
 
 def test_stop_lets_a_process_end_by_itself(tmp_path: Path) -> None:
@@ -131,9 +125,6 @@ def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
     assert not is_alive(worker)
 
 
-# --- die with the parent -------------------------------------------------------------------------
-
-
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     parent = subprocess.Popen(
@@ -170,8 +161,6 @@ def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
     assert until(lambda: polled.poll() is not None, pause=0.01)
     assert polled.returncode == code
 
-
-# --- orphans -------------------------------------------------------------------------------------
 
 ESCAPES = """\
 import subprocess, sys
@@ -234,9 +223,6 @@ def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
         *started,
     )
     assert said == "[] 0\n"
-
-
-# --- Processes that hang: a stopped one stands for one that waits in the kernel ------------------
 
 
 @pytest.fixture

@@ -18,12 +18,7 @@ import pytest
 from bundle.transfer import relay, relay_peers, relay_process
 from bundle.transfer.relay import MOST_CHILDREN, MOST_STRANGERS, RelayOutcome, listen
 from bundle.transfer.relay_chunks import TREES, ChunkFile, find_parent
-from bundle.transfer.relay_peers import (
-    HELLO_BYTES,
-    NONCE_BYTES,
-    RelayChild,
-    RelayParent,
-)
+from bundle.transfer.relay_peers import HELLO_BYTES, NONCE_BYTES, RelayChild, RelayParent
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes

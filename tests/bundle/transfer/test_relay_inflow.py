@@ -107,9 +107,6 @@ def node(tmp_path: Path) -> Node:
     return Node(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
 
 
-# --- those that fail ------------------------------------------------------------------------------
-
-
 def test_the_nearest_one_that_can_be_connected_to_is_the_parent(node: Node) -> None:
     node.dead = {5, 7}
     node.run(2, mine=20, other=20)
@@ -187,16 +184,6 @@ def test_who_sent_damaged_chunks_is_not_used_again_except_the_source(node: Node)
     assert (node.inflow.corrupt, node.parent) == ([5, 0], 0)
 
 
-# --- those that are slow --------------------------------------------------------------------------
-
-
-def test_a_slow_parent_is_left_for_the_one_above(node: Node) -> None:
-    node.slow = {5}
-    node.run(10, mine=20, other=20)
-    assert node.parent == 7
-    assert node.tried == [5, 7]
-
-
 def test_one_that_is_slow_at_the_end_is_left_although_the_other_half_is_there(node: Node) -> None:
     node.run(26, mine=15, other=20)  # the other half is there after 25 s
     assert node.parent == 5
@@ -206,12 +193,15 @@ def test_one_that_is_slow_at_the_end_is_left_although_the_other_half_is_there(no
     assert node.parent == 9
 
 
-def test_one_above_that_is_no_further_is_not_taken_and_the_next_is_tried(node: Node) -> None:
-    node.slow, node.have = {5}, {7: 0}
+@pytest.mark.parametrize(("have", "taken"), [({}, 7), ({7: 0}, 9)])
+def test_a_slow_parent_is_left_for_the_next_one_above_that_is_further(
+    node: Node, have: dict[int, int], taken: int
+) -> None:
+    node.slow, node.have = {5}, have
     node.run(10, mine=20, other=20)
-    assert node.parent == 9
-    assert node.tried == [5, 7, 9]
-    assert [link.position for link in node.open] == [9]
+    assert node.parent == taken
+    assert node.tried == CHAIN[: CHAIN.index(taken) + 1]
+    assert [link.position for link in node.open] == [taken]
 
 
 def test_where_nobody_above_is_of_use_all_are_tried_again(node: Node) -> None:

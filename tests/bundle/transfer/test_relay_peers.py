@@ -40,7 +40,6 @@ from bundle.transfer.relay_peers import (
     FRAME,
     HELLO_BYTES,
     NONCE_BYTES,
-    PLACES,
     REPLY_BYTES,
     ChunkRequest,
     ConnectionOver,
@@ -52,7 +51,6 @@ from bundle.transfer.relay_peers import (
     RelayPlace,
     SourceUnreachable,
     ask_source,
-    compute_node_key,
 )
 from bundle.transfer.relay_process import RelayProcess
 from bundle.transfer.relay_receiver import RelayReceiver
@@ -136,22 +134,6 @@ def test_a_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             stranger.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
             unknown = "it does not know this transfer, or this node"
             assert answer.result() == (None, unknown, [])
-
-
-def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
-    """Only the source has them."""
-    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    listener = listen("127.0.0.1")
-    address = listener.getsockname()
-    with contextlib.closing(RelayProcess(ChunkFile(handle, 0), TOKEN, listener)) as process:
-        process.begin(find_candidates(1, [RelayPlace(0, RELAY_SOURCE, "", 9), *NODES]))
-        with socket.create_connection(address, timeout=300) as connection:
-            nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
-            question = ChunkRequest(0, PLACES, compute_node_key("node2"))
-            connection.sendall(Handshake(TOKEN, nonce).make_hello(bytes(NONCE_BYTES), question))
-            assert len(connection.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
-            assert connection.recv(1) == b""
-    os.close(handle)
 
 
 HANDSHAKE = Handshake(TOKEN, secrets.token_bytes(16))
@@ -301,8 +283,6 @@ def test_a_frame_that_no_relay_sends_ends_the_connection(file: ChunkFile, frame:
     assert file.have[TREE] == 0
 
 
-# --- a node's part, as its agent plays it: real relays, and a driver that is this test ------------
-
 NODE = "node01"
 CONTENT = os.urandom(300_000)
 
@@ -350,19 +330,6 @@ def following(receiver: RelayReceiver, driver: Driver) -> Iterator[None]:
         thread.join()
 
 
-def test_a_node_asks_for_its_places_and_gets_the_file(
-    tmp_path: Path, receiver: RelayReceiver
-) -> None:
-    driver = Driver()
-    with serving(tmp_path, CONTENT, own_place(receiver)) as port, following(receiver, driver):
-        driver.begin(port)
-        event = driver.heard.get(timeout=300)
-    assert isinstance(event, Relayed)
-    assert event.failure == ""
-    assert (tmp_path / "arrived").read_bytes() == CONTENT
-    assert not receiver.arrival.has_failed
-
-
 def test_a_node_that_cannot_reach_the_source_says_so_twice(
     receiver: RelayReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +362,8 @@ def test_a_node_above_that_cannot_be_reached_is_named_and_done_without(
     assert first.nodes == (("node02", "connection refused"),)
     assert isinstance(last, Relayed)
     assert last.failure == ""
+    assert (tmp_path / "arrived").read_bytes() == CONTENT
+    assert not receiver.arrival.has_failed
 
 
 def test_a_node_that_is_left_out_takes_nothing(receiver: RelayReceiver) -> None:

@@ -29,11 +29,7 @@ from stager.carrying.exports import (
     export_project,
     read_label,
 )
-from stager.carrying.imports import (
-    import_bundle,
-    import_compiled_code,
-    read_compiled_code,
-)
+from stager.carrying.imports import import_bundle, import_compiled_code, read_compiled_code
 from stager.cleanup import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
@@ -158,7 +154,7 @@ def test_a_base_that_is_not_known_here_or_on_the_other_side(sides: Sides, built:
     key = built.packed.manifest.id[:12]
     with pytest.raises(BundleError, match=rf"since the bundle {key}, and \d+ parts") as caught:
         sides.take(done.file)
-    assert caught.value.hint.startswith(f"import the file that carries {key} first")
+    assert caught.value.hint.startswith("import the file that carries that first")
     assert list(sides.inside.bundles.iterdir()) == []
 
 

@@ -12,12 +12,7 @@ from rich.console import Console as RichConsole
 
 from stager.console.job_result import Console
 from stager.console.tables import make_node_table
-from stager.core.errors import (
-    TURNING,
-    StagerError,
-    apply_carriage_returns,
-    escape_invisible,
-)
+from stager.core.errors import TURNING, StagerError, apply_carriage_returns, escape_invisible
 from stager.core.store import Store
 from stager.jobs.outcome import NodeCheck
 from tests.support.building import STAGER, Project

@@ -48,25 +48,6 @@ def test_a_failure_carries_command_status_and_the_end_of_what_it_said(stream, ca
     assert error.context == tuple(f"line {i}" for i in range(40 - TAIL_LINES, 40))
 
 
-LIMITS = (2, 20, 200)
-"""Seconds; the longer ones where a busy machine has not let a command begin."""
-
-
-def test_the_time_limit_ends_the_command():
-    code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(3600)"
-    for limit in LIMITS:
-        with pytest.raises(CommandError) as caught:
-            run(python(code), timeout=limit, check=False)
-        assert f"took more than {limit} s" in caught.value.message
-        assert caught.value.timed_out
-        if caught.value.context:
-            break
-    assert caught.value.context == ("begun",)
-
-
-# --- commands that read, and commands that are followed -------------------------------------------
-
-
 def test_a_command_is_fed_and_gets_these_variables_only():
     code = "import os, sys; print(sys.stdin.read().upper(), sorted(os.environ))"
     done = run_with_input(
@@ -181,5 +162,6 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):
     ],
 )
 def test_an_informed_command_that_fails_or_takes_too_long(argv, timeout, said):
-    with pytest.raises(StagerError, match=said):
+    with pytest.raises(StagerError, match=said) as caught:
         feed_command(argv, "x" * (1 << 22), timeout=timeout)
+    assert getattr(caught.value, "timed_out", False) == (timeout < 1)

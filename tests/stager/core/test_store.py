@@ -156,9 +156,6 @@ def test_the_lock_tells_who_has_to_wait(store):
         assert process.stdout.readline() == "inside\n"
 
 
-# --- Removing trees: however deep, whoever's, without following a link or ending a command
-
-
 DEPTH = 2100
 """More than Python recurses, and more than a path can name."""
 

@@ -19,17 +19,12 @@ GOOD: list[tuple[Kind, Any, HubRequest]] = [
     ("space", "o/n", HubRequest(kind="space", name="o/n")),
     ("model", {"name": "o/n", "files": ["*"]}, HubRequest(kind="model", name="o/n", files=("*",))),
 ]  # fmt: skip
+NAMES = (
+    *("a/b/c", "/etc/passwd", "../up", "-o/n", "o/n@", "o/n@../../x", "o--p/n"),
+    *("https://host/o/n", "", "o/n@a b"),
+)
 BAD: list[tuple[Kind, Any]] = [
-    ("model", ""),
-    ("model", "a/b/c"),
-    ("model", "/etc/passwd"),
-    ("model", "../up"),
-    ("model", "-o/n"),
-    ("model", "o/n@"),
-    ("model", "o/n@../../x"),
-    ("model", "o/n@a b"),
-    ("model", "o--p/n"),
-    ("model", "https://host/o/n"),
+    *(("model", name) for name in NAMES),
     ("model", {"name": "o/n", "split": "train"}),
     ("model", {"revision": "v1"}),
     ("dataset", {"name": "o/n", "split": 3}),

@@ -141,9 +141,6 @@ def test_any_bytes_are_metadata(data: bytes) -> None:
         assert len(text) <= TEXT_LIMIT
 
 
-# --- A package's licence: the field that says it most exactly wins ------------------------------
-
-
 MIT = "Classifier: License :: OSI Approved :: MIT License"
 BSD = "Classifier: License :: OSI Approved :: BSD License"
 APACHE = "Classifier: License :: OSI Approved :: Apache Software License"
@@ -202,9 +199,6 @@ def test_any_text_is_a_licence_that_can_be_shown_or_none(text: str) -> None:
     found = choose_licence(parse_metadata(f"License-Expression: {text}\n".encode(errors="replace")))
     assert escape_line_feeds(found.text) == found.text
     assert bool(found.names) == bool(found.field)
-
-
-# --- The graph of packages: markers of the target, extras that somebody asks for, nonsense ------
 
 
 ENVIRONMENT = {

@@ -87,9 +87,6 @@ def test_the_part_of_a_url_that_others_may_see(url: str, shown: str) -> None:
     assert public_url(url) == shown
 
 
-# --- The lock of a bundle is one that names each of its wheels ----------------------------------
-
-
 def test_the_first_that_names_every_wheel(project: Project, tmp_path: Path) -> None:
     built, lock = project.build(), project.root / "pylock.toml"
     chosen = ChosenBundle(path=built.packed.path, id=built.packed.manifest.id)

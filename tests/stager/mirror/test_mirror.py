@@ -322,9 +322,6 @@ print(json.dumps(said))
     assert digests(root) == before
 
 
-# --- What an index says of a wheel: nothing in a hostile one costs more than reading it ---------
-
-
 Held = TypeVar("Held")
 NAME = "a-1.0-py3-none-any.whl"
 LONG = 96 << 20

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bundle.checks.signature import statement
-from stager import trust
 from stager.config.load import load
 from stager.core.errors import BundleError, StagerError
 from stager.core.store import Store
@@ -154,18 +153,6 @@ def test_without_ssh_keygen(asking: Asking, alice: Key, monkeypatch: pytest.Monk
     asking.refuse("cannot start ssh-keygen")
 
 
-def test_of_a_slow_ssh_keygen_the_time_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = tmp_path / "ssh-keygen"
-    slow.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(trust, "SECONDS", 0.2)
-    with pytest.raises(StagerError, match=r"took more than 0\.2 s: ssh-keygen"):
-        trust.run([trust.KEYGEN, "-Y", "find-principals"], "")
-
-
 def test_in_a_folder_of_a_group_others_can_replace_the_file(tmp_path: Path) -> None:
     """A group that a user has alone is the user; a folder has no other where umask is 002."""
     needs("root")
@@ -270,9 +257,6 @@ def test_a_signature_is_read_to_a_limit(tmp_path: Path) -> None:
     text = read_signature(tmp_path / "large.sig")
     assert text is not None
     assert len(text) == 1 << 16
-
-
-# --- Signatures with OpenSSH certificates: who may sign is whom an allowed authority has cert ---
 
 
 EXPIRED = ("-n", ALICE, "-V", "20200101:20210101")

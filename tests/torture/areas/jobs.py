@@ -63,7 +63,8 @@ def _program(round_: Round, kind: str, job: object) -> str:
     """Let the node program read a job, from a file or in a request."""
     path = round_.folder / "job.json"
     path.write_text(json.dumps(job))
-    asked = {"v": 1, "job": job, "node": "local1", "node_rank": 0, "nodes_here": 1}
+    node = {"node": "local1", "node_rank": 0, "nodes_here": 1}
+    asked = {"v": 1, "phase": "preflight", "job": job, **node}
     # The other phases are asked with what this one has answered.
     argv = ["agent", "preflight"] if kind == "request" else ["drive", str(path)]
     here = round_.folder / "here"
