@@ -56,17 +56,15 @@ class CleanedItem:
     why: str
 
 
-def _item(kind: str, path: Path, why: str, size: int | None = None) -> CleanedItem:
-    size = measure_tree(path) if size is None else size
+def _item(kind: str, path: Path, why: str) -> CleanedItem:
+    size = measure_tree(path)
     return CleanedItem(place="offline root", path=path, bytes=size, kind=kind, why=why)
 
 
 def _read_layer_content(layer: Path) -> str | None:
-    """Return the digest of the wheel or tree that a layer was made from.
+    """Return the digest of what a layer was made from; None where no build would use it again.
 
-    None where no build would use it again: its format or compression is another version's, or it
-    is not what its name says. Empty for a wheel's layer that leaves something out, and for the
-    decompressor: only the bundles that name it need it, and no lock.
+    Empty for a wheel's layer that leaves something out, and for the decompressor: no lock names it.
     """
     if layer.suffix == ".whl":
         return ""
@@ -84,15 +82,15 @@ def _read_layer_content(layer: Path) -> str | None:
 def _is_unused(path: Path) -> bool:
     # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
+    is_open = False
     try:
-        file = open_regular(path)
-    except OSError:  # a directory in its place, for one: that cannot be known
-        return False
-    with file, suppress(OSError):  # a file system without locks
-        try:
+        with open_regular(path) as file:
+            is_open = True
             fcntl.flock(file, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    except BlockingIOError:
+        return False
+    except OSError:  # a directory in its place, or a file system without locks
+        return is_open
     return True
 
 
@@ -102,72 +100,13 @@ def _list_files(folder: Path, *endings: str) -> list[Path]:
     return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
 
 
-def _list_subfolders(folder: Path) -> list[Path]:
-    return [path for path in _list_content(folder) if path.is_dir() and not path.is_symlink()]
-
-
 def _list_content(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-# --- Files of a hub that were fetched into the offline root and are waiting for a build ----------
-
-# They lie in the layout of ``huggingface_hub``: a folder for each repository, in it ``blobs`` and,
-# for each commit, a folder of links to them. A build removes all of them once it has their layers,
-# so what is here was fetched for a lock only, or for a build that failed.
-
-_REPOSITORIES = ("models--", "datasets--", "spaces--")
-_OWN = "own-"  # small files that a build writes for its layers
-_SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"
-
-
-def _list_unused_hub_files(
-    hub: Path, commits: Collection[str], limit: float
-) -> Iterator[CleanedItem]:
-    if hub.is_symlink() or is_the_users(hub, os.environ):
-        return
-    for path in _list_files(hub, ""):
-        if path.name.startswith(_OWN) and _get_last_use(path) <= limit:
-            yield _item("hub", path, "a build left it")
-    for repository in _list_subfolders(hub):
-        if repository.name.startswith(_REPOSITORIES):
-            yield from _list_unused_in_repository(repository, commits, limit)
-
-
-def _list_unused_in_repository(
-    repository: Path, commits: Collection[str], limit: float
-) -> Iterator[CleanedItem]:
-    snapshots = _list_subfolders(repository / _SNAPSHOTS)
-    unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
-    if len(unnamed) == len(snapshots):
-        if _get_last_use(repository) <= limit:
-            yield _item("hub", repository, "no lock names it")
-        return
-    for snapshot in unnamed:
-        parts = [snapshot, *_list_own_blobs(snapshot)]
-        if max(map(_get_last_use, parts)) <= limit:
-            size = sum(map(measure_tree, parts))
-            yield _item("hub", snapshot, "no lock names this commit", size)
-
-
 def _remove_hub_file(path: Path) -> bool:
-    if path.parent.name == _SNAPSHOTS:
-        for blob in _list_own_blobs(path):
-            remove(blob)
-    elif not path.is_file():
-        remove(path.parent / _LOCKS / path.name)
+    remove(path.parent / ".locks" / path.name)
     return remove(path)
-
-
-def _list_own_blobs(snapshot: Path) -> list[Path]:
-    others = [_find_blobs(one) for one in _list_subfolders(snapshot.parent) if one != snapshot]
-    return sorted(_find_blobs(snapshot).difference(*others))
-
-
-def _find_blobs(snapshot: Path) -> set[Path]:
-    links = [path for path in snapshot.rglob("*") if path.is_symlink()]
-    blobs = {snapshot.parents[1] / _BLOBS / link.readlink().name for link in links}
-    return set(filter(Path.is_file, blobs))
 
 
 def _get_last_use(path: Path) -> float:
@@ -187,8 +126,10 @@ def _get_last_use(path: Path) -> float:
 # Whatever was read or written within a day stays: it may belong to a lock or a bundle that is being
 # made. Bundles and layers of an older format are needed by nobody. Wheels can be made again only
 # with a network, so they are removed on request alone. Files of a hub that are in no bundle yet
-# stay as long as a lock names their commit.
+# (a build removes all of them once it has their layers) stay, as a whole repository, as long as a
+# lock names a commit of it.
 
+_HUB_FILES = ("models--", "datasets--", "spaces--", "own-")  # the last are a build's for its layers
 UNUSED_SECONDS = 86400.0  # files read or written more recently than this stay
 LOCKS = "pylock*.toml"
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")  # a file's sha256, or a commit
@@ -205,10 +146,10 @@ class Rules(NamedTuple):
 
 
 class StoreCleanup(NamedTuple):
-    """The result of a plan that was carried out."""
+    """What an applied plan removed, and what it could not."""
 
-    removed: tuple[CleanedItem, ...]
-    left: tuple[tuple[CleanedItem, str], ...]  # what could not be removed, and why
+    removed: list[CleanedItem]
+    left: list[tuple[CleanedItem, str]]  # what could not be removed, and why
 
 
 def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
@@ -223,10 +164,10 @@ def list_kept_environments(store: Store, used: Digest, *, everything: bool) -> l
     return list(dict.fromkeys([used, *others]))
 
 
-def plan(store: Store, rules: Rules, now: float) -> tuple[CleanedItem, ...]:
+def plan(store: Store, rules: Rules, now: float) -> list[CleanedItem]:
     """Return what can be removed from the offline root; change nothing."""
     try:
-        return tuple(_Plan(store, rules, now).items())
+        return list(_Plan(store, rules, now).items())
     except OSError as exc:
         raise _make_unreadable_error(store, exc) from exc
 
@@ -243,22 +184,20 @@ def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
 ) -> StoreCleanup:
     """Remove what can be removed, as a new plan says once no build is under way."""
-    removed: list[CleanedItem] = []
-    left: list[tuple[CleanedItem, str]] = []
+    done = StoreCleanup([], [])
     if not store.root.is_dir():
-        return StoreCleanup(removed=(), left=())
+        return done
     partial = _list_partial_files(store.root)
     with store.lock(waiting):  # which removes the partial files
         for item in [*partial, *plan(store, rules, now)]:
-            if item.kind == "layer" and any(other.kind == "bundle" for other, _ in left):
-                obstacle = "a bundle that stays may need it"  # one that was opened just now
+            if item.kind == "layer" and any(other.kind == "bundle" for other, _ in done.left):
+                # One that was opened just now.
+                done.left.append((item, "a bundle that stays may need it"))
+            elif _REMOVALS.get(item.kind, _remove_file)(item.path):
+                done.removed.append(item)
             else:
-                obstacle = _remove(item)
-            if obstacle:
-                left.append((item, obstacle))
-            else:
-                removed.append(item)
-    return StoreCleanup(removed=tuple(removed), left=tuple(left))
+                done.left.append((item, "it is in use, or not all of it can be removed"))
+    return done
 
 
 class _Plan:
@@ -305,7 +244,7 @@ class _Plan:
         if self.rules.wheels:
             yield from self._list_wheels(locked)
         if not self.is_lock_unread:
-            yield from _list_unused_hub_files(self.store.root / "hub", locked, self.limit)
+            yield from self._list_hub_files(locked)
         yield from _list_partial_files(self.store.root)
 
     def _explain_removal(self, path: Path) -> str:
@@ -321,19 +260,17 @@ class _Plan:
 
     def _find_orphans(self, bundles: Collection[str]) -> Iterator[CleanedItem]:
         beside = [
-            ("seal", "seals", ".txt", ""),
-            ("lock", "bundles", bundle_file.LOCK_SUFFIX, BUNDLE_SUFFIX),
-            ("signature", "bundles", SUFFIX, ""),
-            ("note", "imports", bundle_file.FOR_BUILDS_SUFFIX, ""),
+            ("seal", self._files("seals", f"{BUNDLE_SUFFIX}.txt")),
+            ("lock", self._files("bundles", bundle_file.LOCK_SUFFIX)),
+            ("signature", self._files("bundles", BUNDLE_SUFFIX + SUFFIX)),
+            ("note", self._files("imports", BUNDLE_SUFFIX + bundle_file.FOR_BUILDS_SUFFIX)),
+            ("note", list_marks(self.store.root / "bundles")),
         ]
-        for kind, folder, ending, suffix in beside:
-            for path in self._files(folder, ending):
-                bundle = path.name.removesuffix(ending) + suffix
-                if bundle.endswith(BUNDLE_SUFFIX) and bundle not in bundles:
+        for kind, paths in beside:
+            for path in paths:
+                stem = path.name.removesuffix(bundle_file.LOCK_SUFFIX).rsplit(BUNDLE_SUFFIX, 1)[0]
+                if f"{stem}{BUNDLE_SUFFIX}" not in bundles:
                     yield _item(kind, path, "its bundle is gone")
-        for path in list_marks(self.store.root / "bundles"):
-            if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
-                yield _item("note", path, "its bundle is gone")
 
     def _collect_locked_digests(self) -> set[str]:
         texts = [(resources.files("stager.pack") / PINNED).read_text(encoding="utf-8")]
@@ -353,33 +290,43 @@ class _Plan:
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[CleanedItem]:
         needed = {member.file for manifest in manifests for member in manifest.external_members}
-        for path in self._list_unused_files("layers", _LAYER, ".whl"):
-            if path.name in needed:
-                continue
-            content = _read_layer_content(path)
+        for path in filter(self._is_old, self._files("layers", _LAYER, ".whl")):
+            content = "" if path.name in needed else _read_layer_content(path)
             if content is None:
                 yield _item("layer", path, "this version of stager cannot use it")
-            elif content not in locked:
+            elif content not in locked and path.name not in needed:
                 yield _item("layer", path, "no bundle or lock needs it")
 
     def _list_programs(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
         needed = {manifest.node.sha256 for manifest in manifests}
-        for path in self._list_unused_files("programs", ".pyz"):
+        for path in filter(self._is_old, self._files("programs", ".pyz")):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
     def _list_compiled_code(self, manifests: Sequence[Manifest]) -> Iterator[CleanedItem]:
         used = {compute_software_digest(manifest) for manifest in manifests}
         for code in list_stored_code(str(self.store.compiled_code)):
-            path = Path(code.path)
-            if code.software not in used and _get_last_use(path) <= self.limit:
-                yield _item("code", path, f"no bundle has its version of torch (job {code.job_id})")
+            why = f"no bundle has its version of torch (job {code.job_id})"
+            if code.software not in used and self._is_old(Path(code.path)):
+                yield _item("code", Path(code.path), why)
+
+    def _list_hub_files(self, commits: Collection[str]) -> Iterator[CleanedItem]:
+        hub = self.store.hub
+        if hub.is_symlink() or is_the_users(hub, os.environ):
+            return
+        for path in _list_content(hub):
+            is_ours = path.name.startswith(_HUB_FILES) and not path.is_symlink()
+            snapshots = _list_content(path / "snapshots")
+            is_named = any(snapshot.name in commits for snapshot in snapshots)
+            if is_ours and not is_named and self._is_old(path):
+                yield _item("hub", path, "no lock names it" if snapshots else "a build left it")
 
     def _list_wheels(self, locked: Collection[str]) -> Iterator[CleanedItem]:
         cache = DigestCache(self.store)
         wheels = self._files("wheels", *_DISTRIBUTIONS)
-        for folder in _list_subfolders(self.store.root / "wheels-built"):
-            if folder.name.partition(".")[0] not in locked:  # the digest of the sdist
+        for folder in _list_content(self.store.root / "wheels-built"):
+            is_own = folder.is_dir() and not folder.is_symlink()
+            if is_own and folder.name.partition(".")[0] not in locked:  # the digest of the sdist
                 wheels += _list_files(folder, ".whl")
         for path in wheels:
             # One that came within a day stays, and is not read: that may count as a use.
@@ -390,19 +337,16 @@ class _Plan:
     def _files(self, folder: str, *endings: str) -> list[Path]:
         return _list_files(self.store.root / folder, *endings)
 
-    def _list_unused_files(self, folder: str, *endings: str) -> list[Path]:
-        files = self._files(folder, *endings)
-        return [path for path in files if _get_last_use(path) <= self.limit]
+    def _is_old(self, path: Path) -> bool:
+        return _get_last_use(path) <= self.limit
 
 
 def _is_there(settings: Path) -> bool:
     """Return whether a project's folder exists; one that cannot be looked at does."""
     try:
         settings.parent.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as exc:
+        return not isinstance(exc, (FileNotFoundError, NotADirectoryError))
     return True
 
 
@@ -444,18 +388,13 @@ def _remove_file(path: Path) -> bool:
     return not path.exists()
 
 
-_REMOVALS: dict[str, tuple[Callable[[Path], bool], str]] = {
-    "partial": (lambda path: not path.exists(), "it is in use"),  # the store's lock removes these
-    "bundle": (bundle_file.clear_away, "it is in use, or cannot be removed"),
-    "code": (_remove_code, "it cannot be removed"),
-    "hub": (_remove_hub_file, "not all of it can be removed"),
+_REMOVALS: dict[str, Callable[[Path], bool]] = {
+    "partial": lambda path: not path.exists(),  # the store's lock removes these
+    "bundle": bundle_file.clear_away,
+    "code": _remove_code,
+    "hub": _remove_hub_file,
 }
-"""Of a kind what removes an item, and says if it is gone; and why it may still be there."""
-
-
-def _remove(item: CleanedItem) -> str:
-    remove_it, obstacle = _REMOVALS.get(item.kind, (_remove_file, "it cannot be removed"))
-    return "" if remove_it(item.path) else obstacle
+"""Of a kind what removes an item, and says if it is gone."""
 
 
 # --- The result of ``stager clean`` --------------------------------------------------------------
@@ -547,19 +486,16 @@ def choose_nodes(
     """Return the options that ask Slurm for the nodes with environments, and what to say of it."""
     up = {node.name for node in listing if node.is_up}
     down = {node.name for node in listing} - up
-    chosen, away = [*filter(up.__contains__, used)], [*filter(down.__contains__, used)]
-    absent = f"not cleaned: {fold_hosts(away)}, which Slurm has down or reserved at the moment"
-    notes = [absent] if away else []
+    chosen, away = [*filter(up.__contains__, used)], fold_hosts([*filter(down.__contains__, used)])
+    notes = [f"not cleaned: {away}, which Slurm has down or reserved at the moment"] if away else []
     names, number = fold_hosts(chosen), len(chosen)
     if not chosen or options.nodelist:
         return options, notes
-    if options.nodes:
-        if number > options.nodes[0]:
-            count = format_count(number, "node")
-            notes.append(f"the logs tell of environments on {count}: --nodelist {names}")
-        return options, notes
-    notes.append(
-        f"asking for {names}, where your jobs have left environments, as their logs say; "
-        "--nodelist names other nodes"
-    )
-    return replace(options, nodes=(number, number), nodelist=names), notes
+    if not options.nodes:
+        here = f"asking for {names}, where your jobs have left environments, as their logs say; "
+        options = replace(options, nodes=(number, number), nodelist=names)
+        return options, [*notes, f"{here}--nodelist names other nodes"]
+    if number > options.nodes[0]:
+        count = format_count(number, "node")
+        notes.append(f"the logs tell of environments on {count}: --nodelist {names}")
+    return options, notes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from .config.load import Config
 from .core.errors import StagerError
 from .core.files import read_text
 from .core.store import Store
+from .jobs.driver import OnEvent
 from .jobs.preparation import Prepared
 from .pack.bundle_file import read_manifest
 
@@ -123,13 +125,10 @@ class Estimate:
 # damaged, or of another version, counts as none, and the next job begins it anew.
 
 T = TypeVar("T")
-OnEvent = Callable[[Record], None]
 
 FILE = "history.json"
 VERSION = 1
-KEPT = 9
-"""Jobs that are kept. Forecasts take the median of them, so one that was disturbed does not count.
-"""
+KEPT = 9  # jobs; forecasts take the median of them, so one that was disturbed does not count
 _ENOUGH_BYTES = 8 * model.BLOCK
 _ENOUGH_FILES = 1_000  # less says more about the start of a process than about its rate
 
@@ -224,11 +223,7 @@ def keep_times(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
 
 
 def record_times(store: Store, seen: MeasuredJob) -> None:
-    """Keep the times of a job beside those of the last few.
-
-    Of two jobs that end at the same moment one may be lost. A root that cannot be written is no
-    failure of the job.
-    """
+    """Keep the times of a job beside those of the last few; a failure to is not the job's."""
     jobs = [*read_history(store), seen][-KEPT:]
     content = {"version": VERSION, "jobs": [encode(job) for job in jobs]}
     with suppress(StagerError), store.publish(store.root / FILE) as partial:
@@ -278,11 +273,9 @@ def _median_in_bounds(factors: Sequence[float]) -> float:
 
 def _decode_measured_job(raw: object) -> MeasuredJob:
     job = decode(MeasuredJob, raw)
-    if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
-        raise ValueError("nothing was sent")
-    for time in (job.step, job.stage, job.send, job.unpack):
-        if time is not None and time < 0:
-            raise ValueError(f"{time!r} is not a valid time")
+    times = (job.step, job.stage, job.send or 0, job.unpack or 0)
+    if min(times) < 0 or min(job.nodes, job.cpus, job.work.sent) <= 0:
+        raise ValueError("these times cannot be right")
     return job
 
 
@@ -315,11 +308,8 @@ NFS = SharedFiles("NFS", call=0.7e-3, calls=3_500, node=0.3e9, all=1e9)
 
 
 def estimate_shared_reads(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> float:
-    """Return the seconds that ranks wait for files when they import from a shared file system.
-
-    A node's ranks share what its kernel keeps of paths and files, except that every rank has each
-    file that it opens checked again.
-    """
+    """Return the seconds that ranks wait for files when they import from a shared file system."""
+    # A node's ranks share what its kernel keeps; but each rank has a file that it opens checked.
     more_files = files / FILES
     calls, read = more_files * CALLS, size / BYTES * READ
     calls_of_node = calls + (nodes.ranks - 1) * more_files * OPENS
@@ -330,6 +320,7 @@ def estimate_shared_reads(files: int, size: int, nodes: Nodes, shared: SharedFil
 # --- The time that staging takes, and whether it pays --------------------------------------------
 
 MOST_NODES = 100_000  # the model holds for no more nodes than these
+_MOST_COMPARED = 10_000  # nodes up to which staging is compared with a shared file system
 SHARED_FILE_SYSTEMS = (LUSTRE, NFS)
 
 
@@ -379,7 +370,6 @@ def plan_job(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
     basis, most = find_known_rates(Store(offline_root(config))), config.cluster.nodes[1]
     setting = make_setting(config, bundle, read_manifest(bundle, job.bundle_id), basis)
     seconds = PhaseSeconds(**forecast_cold(setting, most).to_json())
-    is_measured = basis.jobs > 0
     return PlannedJob(
         argv=tuple(mask_arguments(argv)),
         bundle=bundle,
@@ -388,7 +378,9 @@ def plan_job(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
         bytes_at_most=0 if setting.read else setting.manifest.size,
         nodes=config.cluster.nodes,
         log_dir=Path(job.log_dir),
-        forecast=JobForecast(nodes=most, basis=basis.text, measured=is_measured, seconds=seconds),
+        forecast=JobForecast(
+            nodes=most, basis=basis.text, measured=basis.jobs > 0, seconds=seconds
+        ),
     )
 
 
@@ -419,23 +411,15 @@ def estimate_from_files(setting: Setting, count: int, shared: SharedFiles) -> fl
     return starting + estimate_shared_reads(manifest.files, manifest.unpacked_size, nodes, shared)
 
 
-def find_break_even(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
+def find_break_even(setting: Setting, shared: SharedFiles) -> int | None:
     """Return the fewest nodes from which staging is quicker, though they have nothing yet."""
 
     def pays(count: int) -> bool:
         return forecast_cold(setting, count).total < estimate_from_files(setting, count, shared)
 
-    tried = [1]
-    while tried[-1] < most:
-        tried.append(min(tried[-1] * 2, most))
-    first = next((number for number, count in enumerate(tried) if pays(count)), None)
-    if first is None:
-        return None
-    low, high = [0, *tried][first : first + 2]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
+    counts = range(1, _MOST_COMPARED + 1)
+    found = bisect_left(counts, True, key=pays)
+    return counts[found] if found < len(counts) else None
 
 
 def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
@@ -443,8 +427,7 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
     manifest, basis, changed = setting.manifest, setting.basis, setting.choose_changed()
     payable = {shared.name: find_break_even(setting, shared) for shared in SHARED_FILE_SYSTEMS}
     verdict = [
-        f"against {name} "
-        + ("never" if count is None else f"from {format_count(count, 'node')} on")
+        f"against {name} " + (f"from {format_count(count, 'node')} on" if count else "never")
         for name, count in payable.items()
     ]
     return Estimate(

@@ -209,7 +209,7 @@ def _refuse_impossible(prepared: Prepared) -> None:
     from .slurm.request import make_request, refuse_impossible
 
     asked = make_request(prepared.config, os.environ)
-    refuse_impossible(prepared.config, asked, make_submit_environment(os.environ))
+    refuse_impossible(asked, make_submit_environment(os.environ))
 
 
 def clean(config: Config, options: CleanOptions, listener: JobListener) -> CleanResult:
@@ -352,4 +352,4 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
         if options.everything:
             who = "jobs in the queue use"
         listener.note(f"kept: {format_count(len(named), 'bundle')} that {who}")
-    return list(items)
+    return items

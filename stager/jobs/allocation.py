@@ -22,16 +22,13 @@ _SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
 _MOST_BYTES = 16 << 20  # bytes of a file of hosts; a line for each slot of 65,536 hosts has fewer
 _LONGEST_LINE = 1 << 16
 _HOW = "write them as in node[01-08],user@gpu9"
-_LOOPBACK = re.compile(r"localhost(\..*)?|127(\.\d+){3}|::1", re.IGNORECASE)
 
 
 class Hosts(NamedTuple):
     """The hosts that a job may use."""
 
-    names: tuple[str, ...]
-    """Their names, with ``user@`` where it is another user; the first one is the head."""
-    origin: str
-    """The place that names them: ``--hosts``, ``$PBS_NODEFILE``, ``[cluster] hosts``."""
+    names: tuple[str, ...]  # with ``user@`` where it is another user; the first one is the head
+    origin: str  # what names them: ``--hosts``, ``$PBS_NODEFILE``, ``[cluster] hosts``
 
 
 def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hosts | None:
@@ -40,26 +37,22 @@ def find_hosts(options: JobOptions, config: Config, env: Mapping[str, str]) -> H
     An option counts more than the job that this runs in, and that more than the settings.
     """
     if options.hosts and options.host_file:
-        raise ConfigError(
-            "--hosts and --host-file both name the hosts", hint="leave one of the two out"
-        )
+        both = "--hosts and --host-file both name the hosts"
+        raise ConfigError(both, hint="leave one of the two out")
     if options.hosts or options.host_file:
         config.refuse_fixed(["cluster.hosts"])
     variable = next(filter(env.get, _NODE_FILES), "")  # of the PBS, LSF or OAR job that this is in
-    if options.hosts:
-        found = Hosts(_expand_unique(options.hosts, "--hosts"), "--hosts")
-    elif options.host_file:
-        found = _read_host_file(options.host_file, f"--host-file {options.host_file}")
-    elif variable:
-        found = _read_host_file(Path(env[variable]), f"${variable} ({env[variable]})")
-        found = found._replace(origin=f"${variable}")
-    elif config.cluster.hosts:
-        origin = "[cluster] hosts"
-        found = Hosts(_expand_unique(config.cluster.hosts, origin), origin)
+    if options.host_file:
+        names = _read_host_file(options.host_file, origin := f"--host-file {options.host_file}")
+    elif variable and not options.hosts:
+        names = _read_host_file(Path(env[variable]), f"${variable} ({env[variable]})")
+        origin = f"${variable}"
     else:
-        return None
+        in_settings = ("[cluster] hosts", config.cluster.hosts)
+        origin, texts = ("--hosts", options.hosts) if options.hosts else in_settings
+        names = _expand_unique(texts, origin)
     excluded = join_nodes(config.cluster.exclude, options.exclude)
-    return _exclude_hosts(found, excluded) if excluded else found
+    return _exclude_hosts(Hosts(names, origin), excluded) if names else None
 
 
 def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
@@ -69,54 +62,47 @@ def _expand_unique(texts: Iterable[str], origin: str) -> tuple[str, ...]:
         key = _get_machine(name)
         if key in seen:
             twice = name if seen[key] == name else f"{seen[key]} and {name}"
-            raise ConfigError(
-                f"{origin}: the same host twice: {twice}",
-                hint="name each host once; the number of ranks on it is --nproc-per-node",
-            )
+            hint = "name each host once; the number of ranks on it is --nproc-per-node"
+            raise ConfigError(f"{origin}: the same host twice: {twice}", hint=hint)
         seen[key] = name
     return names
 
 
-def _read_host_file(path: Path, origin: str) -> Hosts:
+def _read_host_file(path: Path, origin: str) -> tuple[str, ...]:
     """Return the hosts of a file, each once: such files may have a line for each slot."""
     names: list[str] = []
     for number, line in enumerate(_read_lines(path, origin), 1):
         words = line.partition("#")[0].split()
-        odd = [word for word in words[1:] if not _SLOTS.fullmatch(word)]
-        if odd:
+        if odd := [word for word in words[1:] if not _SLOTS.fullmatch(word)]:
             raise ConfigError(
                 f"{origin}: line {number}: there is {odd[0]!r} behind the host",
                 hint="give each host a line of its own, with nothing but slots=N behind it",
             )
         names += _expand(words[:1], f"{origin}: line {number}")
     if not names:
-        raise ConfigError(
-            f"{origin}: it names no host", hint="give it one host in each line, or leave it out"
-        )
+        hint = "give it one host in each line, or leave it out"
+        raise ConfigError(f"{origin}: it names no host", hint=hint)
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(_get_machine(name), name)
-    return Hosts(_check_names(tuple(first.values()), origin), origin)
+    return tuple(first.values())
 
 
 def _read_lines(path: Path, origin: str) -> list[str]:
     """Read a file, which may be a pipe: ``--host-file <(squeue ...)``."""
+    why = "it is no text, or too long for a list of hosts"
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         lines = data.decode("utf-8-sig").splitlines()
+        if len(data) <= _MOST_BYTES and len(max(lines, key=len, default="")) <= _LONGEST_LINE:
+            return lines
     except OSError as exc:
         why = str(exc.strerror or exc)
     except UnicodeDecodeError:
-        why = "it is not a text"
-    else:
-        if len(data) <= _MOST_BYTES and len(max(lines, key=len, default="")) <= _LONGEST_LINE:
-            return lines
-        why = "it is too long for a list of hosts"
-    raise ConfigError(
-        f"{origin}: the file cannot be read: {why}",
-        hint="give the path of a file with one host in each line",
-    )
+        pass
+    hint = "give the path of a file with one host in each line"
+    raise ConfigError(f"{origin}: the file cannot be read: {why}", hint=hint)
 
 
 def _expand(texts: Iterable[str], origin: str) -> tuple[str, ...]:
@@ -126,37 +112,23 @@ def _expand(texts: Iterable[str], origin: str) -> tuple[str, ...]:
             names += expand_hostlist(text)
         except NodeError as exc:
             raise ConfigError(f"{origin}: {text}: {exc.problem.why}", hint=_HOW) from exc
-    return _check_names(tuple(names), origin)
-
-
-def _check_names(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
-    wrong = find_invalid_hosts(names)
-    if wrong:
+    if wrong := find_invalid_hosts(names):
         has_port = re.fullmatch(r"[^:]+:\d+", wrong[0])
-        raise ConfigError(
-            f"{origin}: {wrong[0]!r} cannot be the name of a host",
-            hint="a port belongs into ~/.ssh/config (Host, Port)" if has_port else _HOW,
-        )
-    loopback = [name for name in names if _LOOPBACK.fullmatch(_get_machine(name))]
-    if loopback and len(names) > 1:
-        raise ConfigError(
-            f"{origin}: {loopback[0]} is a name of this machine that no other host can use",
-            hint="write the name under which the other hosts reach it",
-        )
-    return names
+        hint = "a port belongs into ~/.ssh/config (Host, Port)" if has_port else _HOW
+        raise ConfigError(f"{origin}: {wrong[0]!r} cannot be the name of a host", hint=hint)
+    return tuple(names)
 
 
 def _get_machine(name: str) -> str:
     return name.rpartition("@")[2].lower()
 
 
-def _exclude_hosts(hosts: Hosts, excluded: str) -> Hosts:
-    avoided = {_get_machine(name) for name in _expand([excluded], "exclude")}
+def _exclude_hosts(hosts: Hosts, excluded: str | None) -> Hosts:
+    avoided = {_get_machine(name) for name in _expand(filter(None, [excluded]), "exclude")}
     left = tuple(name for name in hosts.names if _get_machine(name) not in avoided)
     if not left:
-        raise ConfigError(
-            f"{hosts.origin}: all hosts are excluded", hint="leave fewer out with --exclude"
-        )
+        hint = "leave fewer out with --exclude"
+        raise ConfigError(f"{hosts.origin}: all hosts are excluded", hint=hint)
     return hosts._replace(names=left)
 
 
@@ -209,11 +181,8 @@ def check_options_inside(options: JobOptions, env: Mapping[str, str]) -> Iterato
             wrong.append(f"{row.option} {asked}: this allocation has {there} ({row.variable})")
     job = env.get("SLURM_JOB_ID", "")
     if wrong:
-        raise ConfigError(
-            f"job {job}, in which this runs, is another allocation than the options ask for",
-            hint="leave them out to use this allocation, submit a new one with --batch, or start "
-            "from a login node",
-            context=wrong,
-        )
+        what = f"job {job}, in which this runs, is another allocation than the options ask for"
+        hint = "leave them out, submit a new job with --batch, or start from a login node"
+        raise ConfigError(what, hint=hint, context=wrong)
     if ignored:
         yield f"no effect in job {job}, which stands already: {', '.join(ignored)}"

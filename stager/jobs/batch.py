@@ -100,8 +100,7 @@ class Submitted(NamedTuple):
 
     job_id: str
     cluster: str = ""
-    older: os.stat_result | None = None
-    """The event log of this number from before it was submitted: another job's; None for none."""
+    older: os.stat_result | None = None  # another job's event log of this number; None for none
 
     def ask(self, *argv: str) -> str:
         """Return what a command says of the job."""
@@ -114,8 +113,7 @@ def make_submission(
 ) -> Submission:
     """Return the batch script of a job, and the command that would submit it.
 
-    ``embed`` puts the node program into the script, 60 times its size; None does so where nodes may
-    not see the bundle.
+    ``embed`` puts the node program into the script; None: where nodes may not see the bundle.
     """
     from ..slurm import batch_script
 
@@ -149,30 +147,22 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
     )
     while True:
         try:
-            done = run_with_input(
-                submission.argv,
-                submission.script,
-                environment=submission.environment,
-                timeout=SUBMIT_SECONDS,
-            )
+            argv, environment, script = submission
+            done = run_with_input(argv, script, environment=environment, timeout=SUBMIT_SECONDS)
             break
         except CommandError as exc:
             # Slurm may have received the script of one that took too long and was killed.
             killed = exc.timed_out or exc.completed.returncode < 0
             if killed or not wait.may_retry(exc.completed.stderr):
                 raise _explain_refusal(exc) from exc
-    last = (done.stdout.split() or [""])[-1]
-    found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
+    found = re.search(r"(?:^|\s)(\d+)(?:;(\S+))?\s*$", done.stdout)
     if found is None:
         raise StagerError(
             f"sbatch did not report the job's number: {done.stdout.strip()[:200]!r}",
             hint="`squeue --me` shows whether the job exists",
         )
-    return Submitted(
-        job_id=found[1],
-        cluster=found[2] or "",
-        older=older.get(log_names.make_events_name(found[1])),
-    )
+    number, cluster = found.groups("")
+    return Submitted(number, cluster, older.get(log_names.make_events_name(number)))
 
 
 def _explain_refusal(exc: CommandError) -> StagerError:
@@ -194,14 +184,11 @@ def follow(
     *,
     all_nodes: bool = False,
 ) -> None:
-    """Wait for the job's end, and pass on its events and its ranks' output as they arrive.
-
-    An interrupt ends the wait and not the job, as with ``sbatch --wait``.
-    """
-    log_dir, job_id = Path(outcome.job.log_dir), submitted.job_id
-    log = log_dir / log_names.make_events_name(job_id)
+    """Wait for the job's end, and pass on what arrives; an interrupt ends only the wait."""
+    log_dir = Path(outcome.job.log_dir)
+    log = log_dir / log_names.make_events_name(submitted.job_id)
     events = _EventLog(log, submitted.older, outcome.job.bundle_id)
-    output = BatchOutput(log_dir, job_id, all_nodes=all_nodes)
+    output = BatchOutput(log_dir, submitted.job_id, all_nodes=all_nodes)
 
     def look() -> None:
         for record in events.more():
@@ -228,7 +215,11 @@ def follow(
 
 
 def _explain_end(submitted: Submitted, outcome: Outcome) -> None:
-    facts = _query_facts(submitted)
+    try:  # scontrol knows an ended job for some minutes
+        printed = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
+    except CommandError:
+        printed = ""
+    facts = dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", printed))
     if outcome.result is None:
         raise _explain_missing_result(submitted, outcome.job, facts)
     ended_by = ENDED_BY_STATE.get(facts.get("JobState", ""))
@@ -274,31 +265,19 @@ def _query_state(submitted: Submitted) -> str | None:
     return f"{state.lower()} ({reason})" if waits else state.lower()
 
 
-def _query_facts(submitted: Submitted) -> dict[str, str]:
-    """Return what ``scontrol`` still knows of an ended job: nothing after a few minutes."""
-    try:
-        printed = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
-    except CommandError:
-        return {}
-    return dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", printed))
-
-
 def _explain_missing_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
-    state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
-    reason, code = facts.get("Reason", "None"), facts.get("ExitCode", "0:0")
-    words = [state] if reason in ("None", "") else [state, reason]
-    if code != "0:0":
-        words.append(f"exit status {code.split(':')[0]}")
+    what = f"job {submitted.job_id} left no result"
     _, said, why = facts.get("Comment", "").partition("stager: ")
     if said:  # its script puts there what it cannot write to a log
         why, _, hint = why.partition("; ")
-        return JobError(f"job {submitted.job_id} left no result: {why}", hint=hint)
+        return JobError(f"{what}: {why}", hint=hint)
+    state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
+    reason, code = facts.get("Reason", "None"), facts.get("ExitCode", "0:0").split(":")[0]
+    status = "" if code == "0" else f"exit status {code}"
+    words = filter(None, [state, "" if reason == "None" else reason, status])
     log = make_submitted_job(job, submitted.job_id).log
-    return JobError(
-        f"job {submitted.job_id} left no result: {', '.join(words)}",
-        hint=f"its log is {log}" + ("" if log.exists() else f" on the node it ran on. {_SHARED}"),
-        context=read_last_lines(log, 15),
-    )
+    where = f"its log is {log}" + ("" if log.exists() else f" on the node it ran on. {_SHARED}")
+    return JobError(f"{what}: {', '.join(words)}", hint=where, context=read_last_lines(log, 15))
 
 
 class _EventLog:

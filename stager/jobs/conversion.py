@@ -15,25 +15,20 @@ from ..config import checks
 from ..core.errors import ConfigError
 
 # torchrun: ``torch/distributed/run.py`` of torch 2.13; accelerate: ``commands/launch.py`` of 1.15;
-# uv: ``uv run --help`` of 0.13. Options of accelerate that configure the training itself
-# (DeepSpeed, FSDP, Megatron-LM, dynamo, FP8...) are left unknown: they must not be dropped
-# silently.
+# uv: ``uv run --help`` of 0.13. Options of accelerate that configure the training itself (FSDP...)
+# are left unknown: they must not be dropped silently.
 
 
 class Option(NamedTuple):
     """An option of a launcher, and its meaning for a job."""
 
     takes_value: bool = False
-    is_number: bool = False
-    """True if its value begins with a digit, as in ``--tee 0:3``: no script does."""
-    dropped: str = ""
-    """The reason why it is left out of the job; empty where it is used."""
-    refused: str = ""
-    """The reason why the whole command cannot be converted; empty where it can."""
+    dropped: str = ""  # the reason why it is left out of the job; empty where it is used
+    refused: str = ""  # the reason why the whole command cannot be converted; empty where it can
     short: str = ""
 
 
-def read_options(
+def _read_options(
     program: str, table: Mapping[str, Option], words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Split a launcher's arguments into its options, with their values, and what it launches."""
@@ -67,21 +62,15 @@ def _read_value(shown: str, option: Option, word: str, rest: list[str]) -> str:
 
 def _take_value(shown: str, option: Option, end: str | None, rest: list[str]) -> str:
     """Return the end of the option's own word, or else the next word."""
-    value = wrong = ""
     if end is None and (not rest or rest[0].startswith("-")):
         wrong = "its value is missing"
-    elif (value := rest.pop(0) if end is None else end).endswith(".py") or (
-        option.is_number and value[:1] not in "-$0123456789"
-    ):
+    elif (value := rest.pop(0) if end is None else end).endswith(".py"):
         wrong = f"{value} is not a value, it looks like the script"
-    if wrong:
-        out = "leave the option out" + (f": {option.dropped}" if option.dropped else "")
-        raise ConfigError(
-            f"{shown}: {wrong}",
-            hint=f"a variable is probably empty here: after `{shown.rpartition(' ')[2]} $VARIABLE` "
-            f"the next word then takes its place; {out}",
-        )
-    return value
+    else:
+        return value
+    empty = "a variable is probably empty here, and the next word takes its place"
+    out = "leave the option out" + (f": {option.dropped}" if option.dropped else "")
+    raise ConfigError(f"{shown}: {wrong}", hint=f"{empty}; {out}")
 
 
 def _find_option(program: str, table: Mapping[str, Option], shown: str) -> str:
@@ -93,17 +82,14 @@ def _find_option(program: str, table: Mapping[str, Option], shown: str) -> str:
     else:
         fits = [name for name in table if name.startswith(text) and program != ACCELERATE_LAUNCH]
     if len(fits) != 1:
-        raise ConfigError(
-            f"{program} {shown}: not an option that can be carried over",
-            hint=_advise(program, shown, table),
-        )
+        what = f"{program} {shown}: not an option that can be carried over"
+        raise ConfigError(what, hint=_advise(program, shown, table))
     return fits[0]
 
 
-def list_dropped_options(
+def _list_dropped_options(
     program: str, table: Mapping[str, Option], given: Mapping[str, str]
 ) -> list[str]:
-    """Return a line for each option that was left out."""
     return [
         f"{program} --{name} is left out: {table[name].dropped}"
         for name in given
@@ -111,8 +97,8 @@ def list_dropped_options(
     ]
 
 
-def is_unexpanded(text: str) -> bool:
-    """Return whether a shell within a job was to fill it in: ``$SLURM_NNODES``, or nothing."""
+def _is_unexpanded(text: str) -> bool:
+    # A shell within a job was to fill it in: ``$SLURM_NNODES``.
     return not text or text.startswith("$")
 
 
@@ -121,14 +107,12 @@ def _advise(program: str, shown: str, table: Collection[str]) -> str:
     if near:
         return f"did you mean --{near[0]}?"
     if program == ACCELERATE_LAUNCH:
-        return (
-            "accelerate passes the options of a training to the script in variables, as --use_fsdp "
-            "in ACCELERATE_USE_FSDP=true: leave it out, and set its variable before stager runs"
-        )
+        return f"leave it out; {_AS_VARIABLE}, as --use_fsdp in ACCELERATE_USE_FSDP=true"
     return "leave it out, or name only the script: stager run -- train.py ..."
 
 
 ACCELERATE_LAUNCH = "accelerate launch"
+_AS_VARIABLE = "options of the training reach the script in variables, set before stager runs"
 EXAMPLE = "name a script or a module: stager run -- train.py --epochs 3, or -- -m package.train"
 
 _NEAR = 0.8  # how alike an option and a known one must be; ``--use_fsdp`` is not ``--use_cpu``
@@ -140,49 +124,44 @@ _SET_BY_STAGER = "stager sets it itself where it starts torchrun on each node"
 _BIND = "bind through Slurm, with [cluster] salloc-args"
 
 
-def _values(
-    names: str, why: str = "", *, takes_value: bool = True, is_number: bool = False
-) -> dict[str, Option]:
+def _values(names: str, why: str = "", *, takes_value: bool = True) -> dict[str, Option]:
     """Return options with a value, which are dropped if there is a reason; ``tee/t`` is short."""
-    option = Option(takes_value, is_number, dropped=why)
+    option = Option(takes_value, dropped=why)
     pairs = (name.partition("/") for name in names.split())
     return {name: option._replace(short=short) for name, _, short in pairs}
 
 
-_numbers = partial(_values, is_number=True)
 _flags = partial(_values, takes_value=False)
 
 
 TORCHRUN: dict[str, Option] = {
+    **_flags("use-env"),  # of ``torch.distributed.launch``
     **_values("nnodes nproc-per-node max-restarts"),
     **_flags("module/m"),
     "no-python": Option(refused=_NO_PYTHON),
     **_flags("standalone", "stager sets where the ranks meet"),
     **_values("rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr local-addr", _RENDEZVOUS),
-    **_numbers("node-rank master-port", _RENDEZVOUS),
+    **_values("node-rank master-port", _RENDEZVOUS),
     **_values("log-dir logs-specs duplicate-stdout-filters duplicate-stderr-filters", _LOGS),
-    **_numbers("local-ranks-filter redirects/r tee/t", _LOGS),
+    **_values("local-ranks-filter redirects/r tee/t", _LOGS),
     **_flags("run-path", "the wrapper runs the script in its own interpreter anyway"),
     **_values("event-log-handler role signals-to-handle start-method", _SET_BY_STAGER),
-    **_numbers("monitor-interval shutdown-timeout", _SET_BY_STAGER),
+    **_values("monitor-interval shutdown-timeout", _SET_BY_STAGER),
     **_values("numa-binding", _BIND),
     **_flags("virtual-local-rank", "each rank finds its GPU by LOCAL_RANK"),
 }
-
-LAUNCH: dict[str, Option] = {**TORCHRUN, "use-env": Option()}
 
 ACCELERATE: dict[str, Option] = {
     **_values("num-processes num-machines max-restarts mixed-precision dynamo-backend"),
     **_flags("multi-gpu cpu use-cpu module/m"),
     "no-python": Option(refused=_NO_PYTHON),
-    **_values("main-process-ip rdzv-backend rdzv-conf", _RENDEZVOUS),
-    **_numbers("main-process-port machine-rank", _RENDEZVOUS),
+    **_values("main-process-ip main-process-port machine-rank", _RENDEZVOUS),
+    **_values("rdzv-backend rdzv-conf", _RENDEZVOUS),
     **_flags("same-network", _RENDEZVOUS),
     **_values("log-dir tee/t", _LOGS),
-    **_values("role", _SET_BY_STAGER),
-    **_numbers("monitor-interval", _SET_BY_STAGER),
+    **_values("role monitor-interval", _SET_BY_STAGER),
     **_values("gpu-ids", "Slurm decides which GPUs a job gets"),
-    **_numbers("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
+    **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
     **_flags("enable-cpu-affinity", _BIND),
     **_flags("quiet/q", "stager run -q is quiet"),
     **_flags("debug", "set ACCELERATE_DEBUG_MODE=true before stager runs"),
@@ -193,87 +172,67 @@ ACCELERATE: dict[str, Option] = {
 
 _BUNDLE = "the environment comes from the bundle"
 
-UV_RUN: dict[str, Option] = {
+UV_RUN: dict[str, Option] = {  # those in common use; others are refused by name
     **_flags("module/m script/s gui-script"),
     **_values("with/w", "name the package in [environment] requirements and build"),
     **_values("python/p", f"{_BUNDLE}; see [environment] python"),
-    **_values("extra no-extra group no-group only-group env-file with-editable", _BUNDLE),
-    **_values("with-requirements package python-platform index default-index", _BUNDLE),
-    **_values("index-url/i find-links/f upgrade-package/P config-setting/C", _BUNDLE),
-    **_values("extra-index-url index-strategy keyring-provider upgrade-group resolution", _BUNDLE),
-    **_values("prerelease prerelease-package fork-strategy exclude-newer", _BUNDLE),
-    **_values("exclude-newer-package no-sources-package reinstall-package link-mode", _BUNDLE),
-    **_values("config-settings-package no-build-isolation-package no-build-package", _BUNDLE),
-    **_values("no-binary-package no-editable-package cache-dir refresh-package color", _BUNDLE),
-    **_values("allow-insecure-host project config-file", _BUNDLE),
+    **_values("extra no-extra group no-group only-group env-file with-editable package", _BUNDLE),
+    **_values("with-requirements index default-index index-url/i extra-index-url", _BUNDLE),
+    **_values("find-links/f upgrade-package/P resolution prerelease exclude-newer", _BUNDLE),
+    **_values("link-mode cache-dir project config-file color", _BUNDLE),
     "directory": Option(
         True, refused="ranks run where stager is called from; change to that directory first"
     ),
     **_flags("all-extras no-dev dev only-dev no-default-groups all-groups no-editable", _BUNDLE),
     **_flags("exact no-env-file isolated active no-sync locked frozen all-packages", _BUNDLE),
     **_flags("no-project no-index no-sources reinstall compile-bytecode refresh", _BUNDLE),
-    **_flags("no-build-isolation no-build no-binary require-build-hashes", _BUNDLE),
-    **_flags("no-require-build-hashes managed-python no-managed-python offline", _BUNDLE),
-    **_flags("no-python-downloads system-certs native-tls no-progress no-config", _BUNDLE),
+    **_flags("managed-python no-managed-python offline native-tls no-progress no-config", _BUNDLE),
     **_flags("upgrade/U no-cache/n quiet/q verbose/v", _BUNDLE),
 }
 
 _PYTHON_OPTIONS = re.compile(r"-([bBdEiIOPqRsSuvx]*)(?:([mWX])(.*))?", re.DOTALL)
-"""One-letter options of Python: those without a value, and one with a value. Ranks are isolated and
-unbuffered in any case."""
+"""One-letter options of Python: those without a value, and one with a value."""
 
-_SCRIPT_ALONE = "name the script or module alone"
-_RANKS = f"{_SCRIPT_ALONE}; --nodes and --nproc-per-node say how many ranks stager starts"
-_IN_ENVIRONMENT = "name what it would start; the environment comes from the bundle"
-_IN_CONTAINER = f"{_SCRIPT_ALONE}; --container-image IMAGE starts the ranks in an image"
-_AROUND_STAGER = f"{_SCRIPT_ALONE}; start stager itself by it, or submit the job with --batch"
-_AROUND_PYTHON = f"{_SCRIPT_ALONE}; the environment's own Python starts each rank"
-_SHELL = "name the script that the shell would start"
+_ALONE = "name the script or module alone"
+_RANKS = f"{_ALONE}; --nodes and --nproc-per-node say how many ranks stager starts"
+_PYTHON_STARTS = f"{_ALONE}; the environment's own Python starts each rank"
 
-_REFUSED: dict[str, str] = {
-    "srun": f"{_RANKS}, --launcher srun that srun starts each of them",
-    "mpirun mpiexec orterun prun prterun jsrun lrun aprun ibrun flux": _RANKS,
+_REFUSED = {
+    "mpirun mpiexec orterun prun prterun jsrun lrun aprun ibrun flux srun deepspeed": _RANKS,
     "horovodrun colossalai torchx composer fabric lightning ray pdsh clush ezpz-launch": _RANKS,
-    "sbatch salloc qsub bsub oarsub": "name what it would start; --batch submits a batch job",
-    "deepspeed": f"{_RANKS}; the script can call deepspeed.initialize under torchrun",
-    "litgpt llamafactory-cli axolotl tune xtuner swift": (
-        "name a script, or the module behind the program (-m litgpt)"
+    "-m ezpz.launch -m ezpz.cli.launch -m composer.cli.launcher": _RANKS,
+    "-m deepspeed.launcher.runner -m deepspeed.launcher.launch": _RANKS,
+    "-m horovod.runner.launch -m torch.distributed.launcher": _RANKS,
+    "sbatch salloc qsub bsub oarsub": f"{_ALONE}; --batch submits a batch job",
+    "litgpt llamafactory-cli axolotl tune xtuner swift": f"{_ALONE} (-m litgpt)",
+    "apptainer singularity docker podman enroot shifter sarus ch-run": (
+        f"{_ALONE}; --container-image IMAGE starts the ranks in an image"
     ),
-    "conda mamba micromamba pixi poetry pdm hatch pipenv rye uvx": _IN_ENVIRONMENT,
-    "apptainer singularity docker podman enroot shifter sarus ch-run": _IN_CONTAINER,
-    "numactl taskset hwloc-bind likwid-pin": f"{_SCRIPT_ALONE}; {_BIND}",
-    "nohup setsid screen tmux nice ionice": _AROUND_STAGER,
-    "timeout": f"{_SCRIPT_ALONE}; --time limits a job",
-    "time stdbuf unbuffer strace gdb xvfb-run sudo xargs parallel": _AROUND_PYTHON,
-    "nsys ncu rocprof py-spy scalene memray coverage ipython pytest": _AROUND_PYTHON,
-    "bash sh zsh dash ksh csh tcsh fish exec eval source . cd export ssh": _SHELL,
-    "torchrun accelerate accelerate-launch uv env": "a launcher cannot start another one",
+    "numactl taskset hwloc-bind likwid-pin": f"{_ALONE}; {_BIND}",
+    "nohup setsid screen tmux nice ionice timeout": f"{_ALONE}; start stager itself by it",
+    "time stdbuf unbuffer strace gdb xvfb-run sudo xargs parallel": _PYTHON_STARTS,
+    "nsys ncu rocprof py-spy scalene memray coverage ipython pytest": _PYTHON_STARTS,
+    "conda mamba micromamba pixi poetry pdm hatch pipenv rye uvx": _PYTHON_STARTS,
+    "bash sh zsh dash ksh csh tcsh fish exec eval source . cd export ssh": _PYTHON_STARTS,
+    "torchrun accelerate accelerate-launch uv env": _PYTHON_STARTS,
+    "-m mpi4py -m mpi4py.run -m debugpy -m pdb -m cProfile": _PYTHON_STARTS,
 }
-_PROGRAMS = {name: why for names, why in _REFUSED.items() for name in names.split()}
-_OTHER_MODULES = {
-    **dict.fromkeys(("ezpz.launch", "ezpz.cli.launch", "composer.cli.launcher"), _RANKS),
-    **dict.fromkeys(("deepspeed.launcher.runner", "deepspeed.launcher.launch"), _RANKS),
-    **dict.fromkeys(("horovod.runner.launch", "torch.distributed.launcher"), _RANKS),
-    **dict.fromkeys(("mpi4py", "mpi4py.run", "debugpy", "pdb", "cProfile"), _AROUND_PYTHON),
+_PROGRAMS = {
+    name: why for names, why in _REFUSED.items() for name in re.findall(r"(?:-m )?\S+", names)
 }
 _PYTHON = re.compile(r"(python|pypy)(w|\d(\.\d+)?t?)?")
 
 
-def is_python(program: str) -> bool:
-    """Return whether this is the name of an interpreter."""
+def _is_python(program: str) -> bool:
     return _PYTHON.fullmatch(program) is not None
 
 
-def refuse_program(command: Sequence[str]) -> None:
-    """Refuse a program that is known, and is no Python script or module."""
-    module = command[1:2] if command[0] == "-m" else []
-    name = module[0] if module else command[0].rpartition("/")[2]
-    why = (_OTHER_MODULES if module else _PROGRAMS).get(name)
-    if is_python(name):
-        why = "leave it out: the environment's own Python starts the ranks"
+def _refuse_program(command: Sequence[str]) -> None:
+    is_module = command[0] == "-m" and len(command) > 1
+    name = f"-m {command[1]}" if is_module else command[0].rpartition("/")[2]
+    why = _PYTHON_STARTS if _is_python(name) else _PROGRAMS.get(name)
     if why is not None:
-        shown = f"-m {name}" if module else name
-        raise ConfigError(f"{shown} cannot be converted: {why}", hint=EXAMPLE)
+        raise ConfigError(f"{name} cannot be converted: {why}", hint=EXAMPLE)
 
 
 # ``python -m torch.distributed.run --nproc_per_node=8 train.py``, ``torchrun``, ``uv run``,
@@ -283,10 +242,6 @@ def refuse_program(command: Sequence[str]) -> None:
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
 _MOST_DIGITS = len(str(checks.MOST))
-_ACCELERATE_VARIABLES = {
-    "mixed-precision": "ACCELERATE_MIXED_PRECISION",
-    "dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
-}
 _LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     _OLD_TORCHRUN: _OLD_TORCHRUN,
@@ -298,14 +253,11 @@ class Converted(NamedTuple):
     """The settings of a job that a command gives; None for those it leaves open."""
 
     command: tuple[str, ...]
-    nproc_per_node: int | str | None = None
-    """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
-    nnodes: tuple[int, int] | None = None
-    """Fewest and most nodes; None for one node too, as every command for one machine has that."""
+    nproc_per_node: int | str | None = None  # or ``auto``, ``gpu``, ``cpu``
+    nnodes: tuple[int, int] | None = None  # fewest and most; None for one, too
     max_restarts: int | None = None
     backend: Backend | None = None
-    notes: tuple[str, ...] = ()
-    """A line for each option that was left out, with the reason; without values of variables."""
+    notes: tuple[str, ...] = ()  # a line for each option left out, without values of variables
 
 
 def convert(command: Sequence[str]) -> Converted:
@@ -317,19 +269,19 @@ def convert(command: Sequence[str]) -> Converted:
         )
     words, notes = _strip_variables(command)
     if words and PurePath(words[0]).name == "uv":
-        before, rest = read_options("uv", UV_RUN, words[1:])
+        before, rest = _read_options("uv", UV_RUN, words[1:])
         if rest[0] != "run":
             raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
-        given, rest = read_options("uv run", UV_RUN, rest[1:])
+        given, rest = _read_options("uv run", UV_RUN, rest[1:])
         words = list(_join_script(given, rest))
-        notes += list_dropped_options("uv run", UV_RUN, {**before, **given})
-    if words and is_python(PurePath(words[0]).name):
+        notes += _list_dropped_options("uv run", UV_RUN, {**before, **given})
+    if words and _is_python(PurePath(words[0]).name):
         words, more = _strip_python(words)
         notes += more
     if not words:
         raise ConfigError("there is nothing to run", hint=EXAMPLE)
     converted = _convert_launcher(words)
-    refuse_program(converted.command)
+    _refuse_program(converted.command)
     return converted._replace(notes=(*notes, *converted.notes))
 
 
@@ -348,23 +300,16 @@ def _convert_launcher(words: list[str]) -> Converted:
     if program == "accelerate-launch":
         return _convert_accelerate(arguments)
     if words[0].startswith("-") and words[0] != "-m":
-        raise ConfigError(
-            f"{words[0]} is not a script; what follows the two dashes replaces project.command",
-            hint=EXAMPLE,
-        )
+        why = "what follows the two dashes replaces project.command"
+        raise ConfigError(f"{words[0]} is not a script; {why}", hint=EXAMPLE)
     return Converted(command=tuple(words))
 
 
 def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
-    old = program == _OLD_TORCHRUN
-    table = LAUNCH if old else TORCHRUN
-    given, rest = read_options(program, table, arguments)
-    notes = list_dropped_options(program, table, given)
-    if old and "use-env" not in given:
-        notes.append(
-            f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
-            "its local rank from the variable LOCAL_RANK"
-        )
+    given, rest = _read_options(program, TORCHRUN, arguments)
+    notes = _list_dropped_options(program, TORCHRUN, given)
+    if program == _OLD_TORCHRUN and "use-env" not in given:
+        notes.append(f"{program} would add --local-rank=N; here a rank reads LOCAL_RANK")
     return Converted(
         command=_join_script(given, rest),
         nproc_per_node=_read_nproc(program, given.get("nproc-per-node"), notes),
@@ -376,8 +321,8 @@ def _convert_torchrun(program: str, arguments: Sequence[str]) -> Converted:
 
 def _convert_accelerate(arguments: Sequence[str]) -> Converted:
     program = ACCELERATE_LAUNCH
-    given, rest = read_options(program, ACCELERATE, arguments)
-    notes = list_dropped_options(program, ACCELERATE, given)
+    given, rest = _read_options(program, ACCELERATE, arguments)
+    notes = _list_dropped_options(program, ACCELERATE, given)
     _refuse_accelerate_variables(given)
     backend = Backend.NCCL if "multi-gpu" in given else None
     if "cpu" in given or "use-cpu" in given:
@@ -395,14 +340,12 @@ def _convert_accelerate(arguments: Sequence[str]) -> Converted:
 
 
 def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
-    for name, variable in _ACCELERATE_VARIABLES.items():
-        value = given.get(name, "no")
+    for name in ("mixed-precision", "dynamo-backend"):
+        value, variable = given.get(name, "no"), f"ACCELERATE_{name.upper().replace('-', '_')}"
         if value != "no":
             raise ConfigError(
-                f"{ACCELERATE_LAUNCH} --{name} {value}: it reaches the script as an environment "
-                "variable, which cannot be part of a command",
-                hint=f"leave it out and set {variable}={value} before stager runs: your"
-                " variables reach the ranks",
+                f"{ACCELERATE_LAUNCH} --{name} {value}: it cannot be part of a command",
+                hint=f"leave it out; {_AS_VARIABLE}: {variable}={value}",
             )
 
 
@@ -411,11 +354,9 @@ def _divide_processes(given: Mapping[str, str], machines: int) -> int | None:
     if total is None:
         return None
     if total < 1 or total % machines:
-        raise ConfigError(
-            f"{ACCELERATE_LAUNCH} --num-processes {total}: not a multiple of --num-machines "
-            f"{machines}",
-            hint="accelerate counts the processes of all machines together",
-        )
+        what = f"--num-processes {total}: not a multiple of --num-machines {machines}"
+        hint = "accelerate counts the processes of all machines together"
+        raise ConfigError(f"{ACCELERATE_LAUNCH} {what}", hint=hint)
     return total // machines
 
 
@@ -425,22 +366,21 @@ def _join_script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ..
 
 def _read_nproc(program: str, text: str | None, notes: list[str]) -> int | str | None:
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
-    if text is None or text in ("gpu", "cpu", "auto"):
-        if text == "auto":
-            notes.append(f"{program} --nproc-per-node {text} becomes: {one_a_gpu}")
+    if text in (None, "gpu", "cpu"):
         return text
-    if text == "xpu" or is_unexpanded(text):
-        why = "the shell has not expanded it" if text else "its variable is empty"
-        why = "say how many" if text == "xpu" else why
-        option = f"{program} --nproc-per-node {text}"
-        notes.append(f"{option} is left out: {why} (default: {one_a_gpu})")
+    if text == "auto":
+        notes.append(f"{program} --nproc-per-node {text} becomes: {one_a_gpu}")
+        return text
+    if text == "xpu" or _is_unexpanded(text):
+        why = "its variable is empty, or the shell has not expanded it"
+        notes.append(f"{program} --nproc-per-node {text} is left out: {why} (default: {one_a_gpu})")
         return None
     return _read_number(program, "nproc-per-node", text, 1)
 
 
 def _read_nnodes(program: str, name: str, text: str, notes: list[str]) -> tuple[int, int] | None:
     """Return the fewest and most nodes (``N`` or ``MIN:MAX``); None for one."""
-    if is_unexpanded(text):
+    if _is_unexpanded(text):
         notes.append(f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it")
         return None
     first, colon, second = text.partition(":")
@@ -458,7 +398,7 @@ def _read_number(program: str, name: str, text: str | None, least: int) -> int |
         return None
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
-        empty = is_unexpanded(text) or "$" in text
+        empty = _is_unexpanded(text) or "$" in text
         raise ConfigError(
             f"{program} --{name} {text}: not a whole number from {least} to {checks.MOST}",
             hint="a variable is empty here, or the shell has not expanded it" if empty else "",
@@ -477,8 +417,8 @@ def _strip_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(f"{words[0]} {words[1]}: cannot be converted", hint=EXAMPLE)
         words.pop(0)
     return words, [
-        f"{name}=... before the command is left out: set it before stager runs, as in"
-        f" `export {name}=...`; your variables reach the ranks, secrets by --pass-env {name}"
+        f"{name}=... before the command is left out: `export {name}=...` before stager runs; your "
+        f"variables reach the ranks, secrets by --pass-env {name}"
         for name in names
     ]
 
@@ -491,12 +431,9 @@ def _split_python_options(
     dropped: dict[str, None] = {}
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         word = rest.pop(0)
-        match = _PYTHON_OPTIONS.fullmatch(word)
-        if match is None:
-            raise ConfigError(
-                f"{program} {word}: only a script or a module can be run by several ranks",
-                hint=EXAMPLE,
-            )
+        if (match := _PYTHON_OPTIONS.fullmatch(word)) is None:
+            why = "only a script or a module can be run by several ranks"
+            raise ConfigError(f"{program} {word}: {why}", hint=EXAMPLE)
         flags, letter, value = match.groups("")
         dropped |= dict.fromkeys(f"-{flag}" for flag in flags)
         if value:

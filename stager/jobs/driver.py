@@ -30,6 +30,7 @@ from ..pack.bundle_file import ChosenBundle, is_made_here, node_program, open_bu
 from ..pack.node_program import find_compiled_program
 from ..slurm import messages
 from ..trust import decide_trust
+from .job_description import explain_unwritable
 from .outcome import Outcome
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class JobListener(Listener, Protocol):
 
 
 class SilentListener:
-    """A listener that does nothing; a base for those that want to hear of a few things."""
+    """A listener that does nothing; a base for those of a few things."""
 
     def _ignore(self, *_args: Any, **_named: Any) -> None:  # noqa: ANN401
         pass
@@ -64,13 +65,8 @@ class SilentListener:
     begin = step = note = warn = job = event = talk = submitted = _ignore
 
 
-# --- The command that hears of a failed job: it gets the verdict as JSON on its standard input
-
-SECONDS = 60.0  # the time that it may take
-
-
 def run_hook(
-    argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = SECONDS
+    argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = 60.0
 ) -> None:
     """Run a command without a shell, with ``--json``'s result; its failure is only a warning."""
     try:
@@ -93,10 +89,8 @@ _TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
 class DriverStart(NamedTuple):
     """The command that starts the driver."""
 
-    argv: tuple[str, ...] = ()
-    """The words before it: ``salloc`` and its options, or nothing."""
-    environment: Mapping[str, str] | None = None
-    """All variables; None for those of this process."""
+    argv: tuple[str, ...] = ()  # the words before it: ``salloc`` and its options, or nothing
+    environment: Mapping[str, str] | None = None  # None for the variables of this process
 
 
 def run_driver(
@@ -144,8 +138,7 @@ class _Driven:
         self.output: list[str] = []
         self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
         self._pid: int | None = None
-        self._kept = 0
-        """The number of events of this job that have come and that its driver keeps, too."""
+        self._kept = 0  # events of this job that have come and that its driver keeps, too
 
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start the driver, once Slurm's controller answers, and follow it."""
@@ -170,11 +163,10 @@ class _Driven:
                 return ended._replace(interrupted=True)
 
     def take(self, line: str) -> None:
-        record = parse_event(line)
-        if record is None:
-            self.output.append(line)
-        else:
+        if record := parse_event(line):
             self._take(record)
+        else:
+            self.output.append(line)
 
     def _take(self, record: Record) -> None:
         self._kept += not isinstance(record.event, PRINTED_ONLY)
@@ -208,8 +200,7 @@ class _Driven:
 
     def end(self, salloc: int) -> None:
         """Interrupt the driver: a signal to salloc would release the nodes before it has ended."""
-        is_running = self._pid is not None
-        os.kill(self._pid or salloc, signal.SIGINT if is_running else signal.SIGTERM)
+        os.kill(self._pid or salloc, signal.SIGINT if self._pid else signal.SIGTERM)
 
 
 @contextmanager
@@ -223,10 +214,7 @@ def _write_job_file(job: Job) -> Iterator[Path]:
             handle.write(json.dumps(job.to_json(), indent=1) + "\n")
     except OSError as exc:
         file.unlink(missing_ok=True)
-        raise StagerError(
-            f"the log directory {job.log_dir} cannot be written: {exc.strerror or exc}",
-            hint="name another one with --log-dir",
-        ) from exc
+        raise explain_unwritable(Path(job.log_dir), exc) from exc
     try:
         yield file
     finally:

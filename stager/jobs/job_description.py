@@ -64,9 +64,9 @@ def _apply(config: Config, options: JobOptions) -> Config:
         cluster["transfer"] = TransferWay.AUTO
     if options.transfer and not options.stage:
         cluster["stage"] = Stage.AUTO
-    asked, image = options.container_image, config.cluster.container_image
-    cluster["container_image"] = (
-        _resolve_image(asked, Path.cwd()) if asked else _resolve_image(image, config.root)
+    image = options.container_image or config.cluster.container_image
+    cluster["container_image"] = _resolve_image(
+        image, Path.cwd() if options.container_image else config.root
     )
     if options.nproc_per_node is not None and config.launch.nproc_per_node == ONE_A_CPU:
         # The setting "cpu" has chosen a backend, which another number takes back.
@@ -111,21 +111,19 @@ def make_log_dir(log_dir: Path, mode: LogMode) -> None:
         keep_out_of_projects(log_dir, mode)
         group = log_dir.stat().st_gid
     except OSError as exc:
-        raise _explain_unwritable(log_dir, exc) from exc
+        raise explain_unwritable(log_dir, exc) from exc
     if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
             f"cluster.log-mode: you are not a member of the group of {log_dir} (number {group})",
-            hint="give the directory to a group of yours with chgrp, name another directory with"
-            ' --log-dir, or set log-mode = "private"',
+            hint='use chgrp, another directory (--log-dir), or log-mode = "private"',
         )
 
 
 def assign_number(job: Job) -> Job:
     """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
 
-    A number is claimed by creating its event log. It begins with the time, so that numbers sort by
-    it. Jobs with other log directories do not see the claim, but use the same node root under their
-    number: so the last digits are random.
+    A number is claimed by creating its event log, and sorts by time. Jobs with other log
+    directories do not see the claim, but use the same node root: so the last digits are random.
     """
     while job.allocation is not Allocation.SLURM:
         milliseconds = time.time_ns() // 1_000_000 % 10**10
@@ -136,16 +134,15 @@ def assign_number(job: Job) -> Job:
         except FileExistsError:
             continue
         except OSError as exc:
-            raise _explain_unwritable(Path(job.log_dir), exc) from exc
+            raise explain_unwritable(Path(job.log_dir), exc) from exc
         return replace(job, id=str(number))
     return job
 
 
-def _explain_unwritable(log_dir: Path, exc: OSError) -> StagerError:
-    return StagerError(
-        f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
-        hint="name another one with --log-dir",
-    )
+def explain_unwritable(log_dir: Path, exc: OSError) -> StagerError:
+    """Return the error for a log directory that cannot be written."""
+    what = f"the log directory {log_dir} cannot be written: {exc.strerror or exc}"
+    return StagerError(what, hint="name another one with --log-dir")
 
 
 # --- The job that the far side gets, made from settings, options and a bundle --------------------
@@ -229,19 +226,14 @@ def _list_nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tu
 def _check_transfer(
     cluster: ClusterConfig, options: JobOptions, allocation: Allocation
 ) -> ClusterConfig:
-    """Return the settings without what the allocation does not have: they may be a cluster's.
-
-    What the command line asks for is refused.
-    """
+    """Return the settings without what the allocation lacks; refuse such options."""
     if allocation is Allocation.SLURM:
         return cluster
     is_local = allocation is Allocation.LOCAL
     absent = (*_SENDING, Stage.ALWAYS) if is_local else (TransferWay.SBCAST,)
     for option, value in (("--stage", options.stage), ("--transfer", options.transfer)):
         if value in absent:
-            why = "only Slurm has sbcast, and these hosts are reached over ssh"
-            if is_local:
-                why = "nothing is sent in a local allocation, whose nodes are all this machine"
+            why = "nothing is sent to this machine" if is_local else "only Slurm has sbcast"
             raise ConfigError(
                 f"{option} {value}: {why}",
                 hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
@@ -256,10 +248,8 @@ def _check_transfer(
 def _refuse_pyxis(image: str | None) -> None:
     if image and not image.endswith((".sif", "/")):
         raise ConfigError(
-            f"container-image {image}: Slurm's pyxis plugin starts such containers, and this job "
-            "runs without Slurm",
-            hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
-            "starts",
+            f"container-image {image}: only Slurm's pyxis plugin starts such containers",
+            hint="leave it out, or name a .sif file or a directory that Apptainer starts",
         )
 
 
@@ -268,10 +258,8 @@ def _refuse_unbindable(*folders: Path) -> None:
     for folder in folders:
         if not {",", ":"}.isdisjoint(str(folder)):
             raise ConfigError(
-                f"container-image: Apptainer cannot bind {folder}, as its name has a comma or a "
-                "colon",
-                hint="rename it, or use another: containers have the directory of the command, "
-                "that of the bundle, and node-root",
+                f"container-image: Apptainer cannot bind {folder}: its name has a comma or colon",
+                hint="rename it: containers have this directory, the bundle's, and node-root",
             )
 
 
@@ -299,13 +287,12 @@ def _refuse_contradictions(config: Config) -> None:
         )
     if elastic and config.cluster.spares:
         raise ConfigError(
-            f"--spares {config.cluster.spares}: a job that may shrink has none "
-            f"(--nodes {least}:{most})",
+            f"--spares {config.cluster.spares}: a job of --nodes {least}:{most} has none",
             hint="ask for a fixed number of nodes, whose places spare ones take",
         )
     if settings.hang_timeout and not settings.watch:
         raise ConfigError(
-            "--hang-timeout: launch.watch is false, so nobody notices that the ranks are silent",
+            "--hang-timeout: launch.watch is false, so silent ranks are not noticed",
             hint="remove watch = false below [launch], or set hang-timeout = 0",
         )
 

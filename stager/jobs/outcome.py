@@ -27,7 +27,7 @@ from bundle.protocol.events import (
     TransferPlan,
 )
 from bundle.protocol.job import Job
-from bundle.protocol.messages import Started
+from bundle.protocol.messages import ProbeAnswer, Started
 from bundle.protocol.problem import Problem
 from bundle.results import patterns
 
@@ -83,9 +83,9 @@ def read_output_times(run_dir: Path, outputs: Sequence[str]) -> Times:
 def read_figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[Figures, ...]:
     """Return the figures in each output that this job has written."""
     now = read_output_times(run_dir, outputs)
-    written = [path for path in sorted(now) if before.get(path) != now[path]]
-    read = [(run_dir / path, _read(run_dir / path)) for path in written]
-    return tuple(Figures(path=path.parent, metrics=metrics) for path, metrics in read if metrics)
+    written = [run_dir / path for path in sorted(now) if before.get(path) != now[path]]
+    read = [Figures(path=path.parent, metrics=_read(path)) for path in written]
+    return tuple(figures for figures in read if figures.metrics)
 
 
 def format_figures(figures: Figures) -> str:
@@ -97,10 +97,9 @@ def format_figures(figures: Figures) -> str:
         "samples_per_second": "{:,.0f} samples/s",
     }
     words = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
-    if not words:
-        words = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]
+    others = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]
     shown = "".join(char if char.isprintable() else "?" for char in str(figures.path))
-    return f"{', '.join(words)}: {shown}"
+    return f"{', '.join(words or others)}: {shown}"
 
 
 def _read(path: Path) -> dict[str, float]:
@@ -155,12 +154,12 @@ class Outcome(JobRecord):
 
     @property
     def ok(self) -> bool:
-        """Return whether every node did its part."""
+        """Whether every node did its part."""
         return self.end.ok
 
     @property
     def is_interrupted(self) -> bool:
-        """Return whether the user ended it; a job that Slurm ends has failed."""
+        """Whether the user ended it; a job that Slurm ends has failed."""
         return self.end.interrupted and not self.end_reason
 
     @property
@@ -194,13 +193,10 @@ class Outcome(JobRecord):
         begun: float | None = None
         started: dict[str, float] = {}
         for record in self.records:
-            event, time = record.event, record.time
-            if time is None:
-                continue
-            if isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
-                begun, started = time, {}
-            elif isinstance(event, Started):
-                started.setdefault(event.node, time)
+            if isinstance(record.event, PhaseBegins) and record.event.phase is PhaseName.LAUNCH:
+                begun, started = record.time, {}
+            elif isinstance(record.event, Started) and record.time is not None:
+                started.setdefault(record.event.node, record.time)
         return None if begun is None or not started else max(started.values()) - begun
 
     @cached_property
@@ -238,8 +234,7 @@ class NodeCheck:
     origin_ok: bool
     interface: str
     address: str
-    seconds: float | None
-    """Duration of the check; None if there was none."""
+    seconds: float | None  # None if there was no check
     problems: tuple[str, ...]
 
 
@@ -247,17 +242,14 @@ class NodeCheck:
 class JobResult:
     """What the results of ``stager verify`` and ``stager run`` share."""
 
-    ok: bool
-    """True if every node can run the job; of a run, if every rank ended well."""
+    ok: bool  # every node can run the job; of a run, every rank ended well
     job_id: str
     bundle: Path
     id: str
     log_dir: Path
     seconds: dict[str, float]
-    send_seconds: float | None
-    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
-    unpack_seconds: float | None
-    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
+    send_seconds: float | None  # for sending files, a part of the phase ``unpack``; None for none
+    unpack_seconds: float | None  # the longest of a node, without its wait for bytes; None for none
     bytes_broadcast: int
     left_out: tuple[str, ...]
     ended_by: str
@@ -270,31 +262,23 @@ class VerifyResult(JobResult):
     """The result of ``stager verify``."""
 
     nodes: tuple[NodeCheck, ...]
-    host_problems: dict[str, tuple[str, ...]]
-    """The problems, in words, of a host that is no node: where the driver ran."""
-    deep: DeepReport | None
-    """What ``--deep`` found and measured; None without it."""
+    host_problems: dict[str, tuple[str, ...]]  # of a host that is no node: where the driver ran
+    deep: DeepReport | None  # what ``--deep`` found and measured; None without it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(JobResult):
     """The result of ``stager run``."""
 
-    nodes: tuple[str, ...]
-    """In the order of their ranks."""
-    world_size: int | None
-    """The number of ranks; None if none were started."""
+    nodes: tuple[str, ...]  # in the order of their ranks
+    world_size: int | None  # None if no ranks were started
     launcher: Launcher
-    backend: str | None
-    """``gloo`` or ``nccl``; None if no ranks were started."""
+    backend: str | None  # ``gloo`` or ``nccl``; None if no ranks were started
     exit_codes: dict[str, int]
-    first_failure: FirstFailure | None
-    """The failure that the others follow from; None if the job ended well."""
+    first_failure: FirstFailure | None  # that the others follow from; None if the job ended well
     consequences: tuple[int, ...]
-    restarts: tuple[AttemptBegins, ...]
-    """The further starts of the ranks, each with the failure before it."""
-    task_codes: dict[str, int]
-    """The exit status of each task of the launch, by its number."""
+    restarts: tuple[AttemptBegins, ...]  # further starts of the ranks, each with the failure before
+    task_codes: dict[str, int]  # the exit status of each task of the launch, by its number
     collected: tuple[OutputsCollected, ...]
     trained: tuple[Figures, ...]
     logs_lost: tuple[OutputLoss, ...]
@@ -384,16 +368,16 @@ def make_run_result(outcome: Outcome) -> RunResult:
 
 
 def _check_node(outcome: Outcome, node: str) -> NodeCheck:
-    probe = outcome.probes.get(node)
-    problems = outcome.problems.get(node, ())
+    checked, problems = outcome.probes.get(node), outcome.problems.get(node, ())
+    probe = checked or ProbeAnswer(node=node, ok=False)
     return NodeCheck(
         node=node,
-        ok=probe is not None and probe.ok and not problems,
-        python=probe.python if probe else "",
-        packages=probe.packages if probe else {},
-        origin_ok=probe is not None and probe.origin_ok,
-        interface=probe.interface if probe else "",
-        address=probe.address if probe else "",
-        seconds=probe.seconds if probe else None,
-        problems=tuple(str(problem) for problem in problems),
+        ok=probe.ok and not problems,
+        python=probe.python,
+        packages=probe.packages,
+        origin_ok=probe.origin_ok,
+        interface=probe.interface,
+        address=probe.address,
+        seconds=checked.seconds if checked else None,
+        problems=tuple(map(str, problems)),
     )

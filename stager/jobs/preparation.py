@@ -36,7 +36,6 @@ from ..config import inline_script
 from ..config.job_settings import JobOptions
 from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import make_default_config
-from ..core import toml
 from ..core.errors import ConfigError
 from ..core.store import Store
 from ..pack.bundle_file import (
@@ -62,10 +61,7 @@ _EXEC = "run starts Python scripts and modules; for other programs: stager exec 
 
 
 def refuse_missing_program(command: Sequence[str], bundle: Path) -> None:
-    """Refuse what Python cannot start, before the bundle is sent to any node.
-
-    What is not here is searched for in the bundle; an absolute path is left to the nodes.
-    """
+    """Refuse what Python cannot start, before the bundle is sent to any node."""
     if command[0] == "-m":
         _refuse_absent_module(command[1], bundle)
     elif not _is_here(command[0]):
@@ -77,7 +73,7 @@ def refuse_missing_program(command: Sequence[str], bundle: Path) -> None:
 
 
 def _refuse_absent_script(name: str, bundle: Path) -> None:
-    if name.startswith("/") and name.endswith(_SUFFIXES):
+    if name.startswith("/") and name.endswith(_SUFFIXES):  # it may be on the nodes
         return
     path = posixpath.normpath(name)
     with open_bundle(bundle) as held:
@@ -85,10 +81,9 @@ def _refuse_absent_script(name: str, bundle: Path) -> None:
     is_named_so = path.endswith(_SUFFIXES) or not posixpath.splitext(path)[1]
     if name and (f"{path}/__main__.py" in staged or (path in staged and is_named_so)):
         return
-    raise ConfigError(
-        f"there is no script {_shorten_name(name)}: neither here nor in the project in the bundle",
-        hint=_suggest_script(path, staged),
-    )
+    what = f"there is no script {_shorten_name(name)}"
+    where = "neither here nor in the project in the bundle"
+    raise ConfigError(f"{what}: {where}", hint=_suggest_script(path, staged))
 
 
 def _refuse_absent_module(name: str, bundle: Path) -> None:
@@ -105,11 +100,9 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
             return
     modules = [file[:-3].replace("/", ".") for file in own if file.endswith(".py")]
     absent = "check the name; a package that can be started has a __main__.py"
-    raise ConfigError(
-        f"there is no module {_shorten_name(name)} to start: neither in the project nor "
-        "in the packages of the bundle",
-        hint=_suggest_similar(name, modules) or absent,
-    )
+    what = f"there is no module {_shorten_name(name)} to start"
+    where = "neither in the project nor in the packages of the bundle"
+    raise ConfigError(f"{what}: {where}", hint=_suggest_similar(name, modules) or absent)
 
 
 def make_project_path(name: str, project: Path) -> str:
@@ -121,10 +114,7 @@ def make_project_path(name: str, project: Path) -> str:
 
 
 def prefer_local_script(name: str, project: Path) -> str:
-    """Return a name of a script that means the one in this directory, a folder of the project.
-
-    Ranks look for it at the top of the project first, which may have another one of that name.
-    """
+    """Return a name that means the script here: ranks look at the top of the project first."""
     if not (_is_here(name) and _is_here(str(project / name))):
         return name
     place = make_project_path(str(Path(name).absolute()), project)
@@ -143,10 +133,6 @@ def _suggest_similar(name: str, known: Collection[str]) -> str:
 
 
 def _suggest_script(path: str, staged: Collection[str]) -> str:
-    with suppress(ConfigError):
-        programs = toml.get_table(toml.read(Path("pyproject.toml")), "project", "scripts")
-        if module := str(programs.get(path, "")).partition(":")[0]:
-            return f"it is an entry point of pyproject.toml; start its module: -m {module}"
     scripts = {file for file in staged if file.endswith(".py")}
     with suppress(OSError):  # this directory was removed, or may not be read
         scripts |= {file.name for file in Path.cwd().glob("*.py")}
@@ -154,9 +140,8 @@ def _suggest_script(path: str, staged: Collection[str]) -> str:
         return similar
     if path and shutil.which(path) is not None:
         return f"{_EXEC} {path}"
-    if " " in path:
-        return "a blank is part of it: leave out the quotes around it, or the backslash before it"
-    return "check the name; project.exclude and .gitignore keep files out of the bundle"
+    check = "check the name, and the quotes around it" if " " in path else "check the name"
+    return f"{check}; project.exclude and .gitignore keep files out of the bundle"
 
 
 def _is_here(name: str) -> bool:
@@ -285,19 +270,18 @@ def prepare(
         if options.bundle is None and not options.bundle_id:
             command = options.command or config.project.command
             notes += inline_script.explain_ignored_block(config, command)
+    where = _ALLOCATIONS.get(source, Allocation.SLURM)
     if source == "inside":
         notes += check_options_inside(options, os.environ)
-    where = _ALLOCATIONS.get(source, Allocation.SLURM)
-    if where is not Allocation.SLURM:
+    elif where is not Allocation.SLURM:
         notes += list_options_without_slurm(options, where)
     if where is Allocation.SSH:
         options = _use_staged_script(config, _add_hosts(config, options))
     job = make_job(config, replace(options, allocation=where), path, manifest, action)
-    if action is Action.RUN:
-        refuse_missing_program(job.launch.command, path)
     job = replace(job, trusted_bundle=is_made_here(store, path, job.bundle_id), trust=trust)
     settled = apply_options(config, options)
-    if action is Action.RUN and not config.trust.require:  # such code is not signed
+    if action is Action.RUN:
+        refuse_missing_program(job.launch.command, path)
         job = replace(job, code_store=_choose_code_store(settled, store, manifest))
     return Prepared(
         config=settled,
@@ -312,7 +296,8 @@ def _choose_code_store(config: Config, store: Store, manifest: Manifest) -> Code
     """Return the place of compiled code; None if it is not wanted, or nothing would compile."""
     launch, software = config.launch, compute_software_digest(manifest)
     is_elsewhere = "TORCHINDUCTOR_CACHE_DIR" in os.environ  # ranks compile there
-    if launch.compile_cache is CompileCache.OFF or software is None or is_elsewhere:
+    is_wanted = launch.compile_cache is not CompileCache.OFF and not config.trust.require
+    if not is_wanted or software is None or is_elsewhere:  # such code has no signature
         return None
     return CodeStore(
         path=str(store.compiled_code),
@@ -330,13 +315,11 @@ def _list_notes(job: Job, source: Source, manifest: Manifest) -> Iterator[str]:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
         yield from _list_withheld_variables(job.launch.pass_env, os.environ)
-    if job.action is not Action.VERIFY:
-        return
-    try:
-        slurm = job.allocation is Allocation.SLURM
-        refuse_launcher(job.launch.launcher, manifest, slurm=slurm)
-    except ConfigError as exc:  # nodes pass `verify`, but could not start any rank
-        yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
+    if job.action is Action.VERIFY:
+        try:  # nodes that pass could still start no rank
+            refuse_launcher(job.launch.launcher, manifest, slurm=job.allocation is Allocation.SLURM)
+        except ConfigError as exc:
+            yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
 
 
 def _list_withheld_variables(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
@@ -356,25 +339,19 @@ def _add_hosts(config: Config, options: JobOptions) -> JobOptions:
     hosts = find_hosts(options, config, os.environ) or Hosts(names=(), origin="the hosts")
     spares = config.cluster.spares if options.spares is None else options.spares
     count = max(0, len(hosts.names) - spares)
-    least, most = _choose_nodes(config, options, count)
+    # Hosts on the command line count more than a number in the settings.
+    is_free = any((options.hosts, options.host_file, config.cluster.nodes == (1, 1)))
+    least, most = options.nodes or ((count, count) if is_free else config.cluster.nodes)
     needed = options.min_nodes or config.cluster.min_nodes or max(1, least)
     if count < needed:
-        there, besides = format_count(len(hosts.names), "host"), f" and {spares} spare ones"
+        there = format_count(len(hosts.names), "host")
+        besides = f" and {spares} spare ones" if spares else ""
         raise ConfigError(
-            f"{hosts.origin}: {there} for a job that needs {needed}{besides if spares else ''}",
+            f"{hosts.origin}: {there} for a job that needs {needed}{besides}",
             hint="name more hosts, or ask for fewer with --nodes",
         )
     most = min(most, count)
     return replace(options, hosts=hosts.names[: most + spares], nodes=(min(least, most), most))
-
-
-def _choose_nodes(config: Config, options: JobOptions, count: int) -> tuple[int, int]:
-    """Return how many of so many hosts the job may have; those on the command line count more."""
-    if options.nodes:
-        return options.nodes
-    if options.hosts or options.host_file or config.cluster.nodes == (1, 1):
-        return count, count
-    return config.cluster.nodes
 
 
 def _use_staged_script(config: Config, options: JobOptions) -> JobOptions:
@@ -427,8 +404,6 @@ def _set_restarts(config: Config, restarts: int | None) -> Config:
     if restarts in (None, config.launch.max_restarts):
         return config
     if config.is_fixed("launch.max-restarts"):
-        raise ConfigError(
-            f"--max-restarts={restarts}: launch.max-restarts is fixed by your site",
-            hint="leave it out of the command",
-        )
+        what = f"--max-restarts={restarts}: launch.max-restarts is fixed by your site"
+        raise ConfigError(what, hint="leave it out of the command")
     return replace(config, launch=replace(config.launch, max_restarts=restarts))

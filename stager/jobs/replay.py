@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -110,14 +110,14 @@ def choose_rank(files: JobFiles, asked: int | None, *, is_forced: bool) -> Repla
 
 
 def _refuse_without_ranks(files: JobFiles, job: KeptJob, record: JobRecord) -> None:
-    why = "" if job.launch.command else "has left no command"
     if job.action is not Action.RUN or job.dry_run:
         why = f"was a {job.kind or 'job of an unknown kind'}: it started no ranks"
-    elif not record.has_launched:
-        why = "ended before its ranks were started"
-    if why:
-        hint = f"`stager diagnose {files.job_id}` explains how it ended"
-        raise StagerError(f"job {files.job_id} {why}", hint=hint)
+    elif not (record.has_launched and job.launch.command):
+        why = "has left no command, or ended before its ranks were started"
+    else:
+        return
+    hint = f"`stager diagnose {files.job_id}` explains how it ended"
+    raise StagerError(f"job {files.job_id} {why}", hint=hint)
 
 
 def _refuse_futile(files: JobFiles, record: JobRecord, own: FirstFailure | None) -> None:
@@ -131,8 +131,7 @@ def _refuse_futile(files: JobFiles, record: JobRecord, own: FirstFailure | None)
         return
     if find_signal(own.exit_code or 0) not in _CRASHES:
         raise StagerError(
-            f"a replay shows nothing of this failure ({own.kind}): it does not come from what "
-            "one rank does by itself",
+            f"a replay shows nothing of this failure ({own.kind}): one rank does not cause it",
             hint=f"`stager diagnose {files.job_id}` explains it; --anyway runs the rank",
         )
 
@@ -147,10 +146,9 @@ def find_bundle(config: Config, job: KeptJob, named: Path | None) -> ChosenBundl
         return find_by_id(store, job.bundle_id)
     except BundleError as exc:
         raise BundleError(
-            f"the bundle of the job is no longer there: {path}, nor one with the id "
-            f"{job.bundle_id} in {store.root}",
-            hint="bring it back with `stager import FILE` from a machine that has it, or name the "
-            "file with --bundle; `stager build` makes the same one of the same project and lock",
+            f"the bundle of the job is no longer there: {path}, with the id {job.bundle_id}",
+            hint="bring it back with `stager import FILE`, or name the file with --bundle; "
+            "`stager build` makes the same one of the same project and lock",
         ) from exc
 
 
@@ -190,10 +188,8 @@ def list_differences(replayed: ReplayedRank) -> Iterator[str]:
     """Yield what the user must know before it begins."""
     launch = replayed.job.launch
     if replayed.world_size > 1:
-        yield (
-            "no other rank takes part: from the first collective operation on, values are not "
-            "those of the job"
-        )
+        until = "from the first collective operation on, values are not those of the job"
+        yield f"no other rank takes part: {until}"
     if absent := [name for name in launch.pass_env if name not in os.environ]:
         yield f"the rank had {', '.join(absent)}, which is not set here"
     if HIDDEN in " ".join(launch.command):
@@ -207,8 +203,7 @@ def list_differences(replayed: ReplayedRank) -> Iterator[str]:
 
 # --- The working directory: files of the run directory, so that the job's own are not changed ----
 
-_COPIED_BYTES = 512 << 20
-_MOST_FILES = 10_000
+_COPIED_BYTES, _MOST_FILES = 512 << 20, 10_000
 _SOURCES = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini")
 _INPUTS = (*_SOURCES, ".json", ".txt")  # the last two may be outputs as well
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
@@ -218,18 +213,10 @@ _LINKED = "not copied, but linked, as they are large, so do not let the program 
 _LEFT_OUT = "left out, as they are large or many"
 
 
-def is_input(path: str, staged: Collection[str], outputs: Sequence[str]) -> bool:
-    """Return whether a path in the run directory is none of the bundle's, and no output."""
-    return path not in staged and not is_wanted(path, (*outputs, *_SKIPPED))
-
-
 def copy_run_dir(
     source: Path, target: Path, begun: float, is_copied: Callable[[str], bool]
 ) -> dict[str, list[str]]:
-    """Copy what ranks found in their run directory; return the files to know of, by the reason.
-
-    What has changed since the job began is its output, but for sources.
-    """
+    """Copy what was there when the job began; return the files to know of, by the reason."""
     known, room = defaultdict[str, list[str]](list), _COPIED_BYTES
     found = list(islice(_list_files(source, is_copied), _MOST_FILES + 1))  # the target may be in it
     for number, inner in enumerate(found):
@@ -282,8 +269,12 @@ def _fill_work_dir(replayed: ReplayedRank, bundle: ChosenBundle, work: Path) -> 
         with open_bundle(bundle.path, bundle.id) as opened:
             paths = [path.partition("/")[2] for path in layer_paths(opened, "project")]
         staged = {os.path.relpath(path, job.run_subdir or ".") for path in paths}
-    begun = replayed.record.begun or time.time()
-    known = copy_run_dir(source, work, begun, lambda path: is_input(path, staged, job.outputs))
+    begun, left_out = replayed.record.begun or time.time(), (*job.outputs, *_SKIPPED)
+
+    def is_copied(path: str) -> bool:
+        return path not in staged and not is_wanted(path, left_out)
+
+    known = copy_run_dir(source, work, begun, is_copied)
     yield from (f"{what}: {shorten_names(names)}" for what, names in known.items())
 
 
@@ -299,16 +290,12 @@ class ReplayResult:
 
     job_id: str
     rank: int
-    exit_code: int
-    """The program's exit status, as a shell has it."""
-    same: bool | None
-    """Whether it failed as it had in the job; null where it had not, or has not begun here."""
+    exit_code: int  # of the program, as a shell has it
+    same: bool | None  # it failed as in the job; null where it had not, or has not begun here
     verdict: str
-    expected: str
-    """The failure of this rank in the job; empty for none."""
+    expected: str  # the failure of this rank in the job; empty for none
     failure: str
-    work_dir: str
-    """The directory with what the program has written; empty where that is nothing."""
+    work_dir: str  # what the program has written is there; empty where that is nothing
 
 
 def replay(
@@ -380,7 +367,7 @@ def _make_result(replayed: ReplayedRank, work: Path, own: Path, code: int) -> Re
     # A script of the project is named from its root or from the run directory.
     folders = (replayed.job.run_subdir or "", str(work), replayed.job.run_dir)
     expected, failure = (
-        describe_place(record, folders) if record else "" for record in (replayed.failure, now)
+        _describe_place(record, folders) if record else "" for record in (replayed.failure, now)
     )
     has_begun = (own / BEGUN).exists()
     verdict = _compare(expected, failure) if has_begun else "the program was not started"
@@ -408,7 +395,7 @@ def _read_failure(own: Path, rank: int, code: int) -> FailureRecord | None:
         return FailureRecord(node="", rank=rank, exit_code=code, time=time.time())
 
 
-def describe_place(record: FailureRecord, folders: Sequence[str]) -> str:
+def _describe_place(record: FailureRecord, folders: Sequence[str]) -> str:
     """Return exception and line, ``ValueError at train.py:12``, without directories of nodes."""
     what = record.exception
     if what in ("", "SystemExit"):

@@ -1,15 +1,10 @@
 """Runs one rank of a job again, without the others.
 
-``stager replay`` copies it into a directory with the run wrapper and ``replay.json``, and starts it
-there with the interpreter of the job's environment. So it stands alone: standard library only,
-Python 3.9 or newer.
-
-    replayed_rank.py [-m MODULE | SCRIPT] ARGS...
-
-``replay.json`` lists the variables of the rank, the directory that is to get the project's files
-(empty for none), the working directory, and true to start the debugger at the exception. The file
-``begun`` says that the program has been started. Everything else is the wrapper's: the exit status,
-and ``failures/<RANK>.json``.
+``stager replay`` starts it in a directory with the run wrapper and ``replay.json``, with the
+interpreter of the job's environment: standard library only, Python 3.9 or newer. ``replay.json``
+lists the variables of the rank, the directory that is to get the project's files (empty for none),
+the working directory, and true for the debugger. The file ``begun`` says that the program has been
+started. Everything else is the wrapper's: the exit status, and ``failures/<RANK>.json``.
 """
 
 from __future__ import annotations
@@ -82,11 +77,7 @@ def place_project(source: str, tree: str, *, is_linked: bool) -> None:
 
 
 def fake_process_groups(groups: ModuleType) -> None:
-    """Give every process group PyTorch's fake backend, whatever the program asks for.
-
-    Collective operations return at once and leave tensors as they are; a gathered list has the
-    rank's own value everywhere.
-    """
+    """Give every process group PyTorch's fake backend, whose operations return at once."""
     functions = vars(groups)
     begin, make_group = functions["init_process_group"], functions["new_group"]
 
@@ -145,8 +136,7 @@ def _load_fake_backend() -> None:
 def _keep_local_gradients() -> None:
     """Let DistributedDataParallel keep the rank's own gradients.
 
-    It reads the result of an all-reduce, and that of the fake backend has none (torch 2.13). A hook
-    of the program's own would get there, too.
+    It reads the result of an all-reduce, and that of the fake backend has none (torch 2.13).
     """
     parallel = sys.modules.get("torch.nn.parallel.distributed")
     model: Any = getattr(parallel, "DistributedDataParallel", None)

@@ -38,8 +38,7 @@ class FoundStacks(NamedTuple):
 
     stacks: JobStacks
     job: KeptJob
-    has_ended: bool
-    """True if the job has ended, and this is the last answer of its driver."""
+    has_ended: bool  # this is the last answer of its driver
 
 
 def find_stacks(
@@ -47,26 +46,22 @@ def find_stacks(
 ) -> FoundStacks:
     """Ask the driver of a running job where its ranks are; return the last answer of another."""
     job, record = read_own_job(files, "only of those can the ranks be asked")
+    last = read_stacks(files) if record.result is not None else None
+    if last is not None:
+        return FoundStacks(last, job, has_ended=True)
     if record.result is not None:
-        last = read_stacks(files)
-        if last is not None:
-            return FoundStacks(last, job, has_ended=True)
-        raise StagerError(
-            f"job {files.job_id} has ended, and no stacks of its ranks were kept",
-            hint=f"ask while it runs; `stager diagnose {files.job_id}` explains how it ended",
-        )
-    if not record.has_launched:
-        raise StagerError(
-            f"the ranks of job {files.job_id} have not been started yet",
-            hint=f"`tail -f {files.events}` shows what its nodes do",
-        )
-    if not job.launch.watch:
-        raise StagerError(
-            f"job {files.job_id} was started with launch.watch = false, or by an older version",
-            hint="its ranks cannot be asked; set watch = true below [launch] for the next job",
-        )
-    say(f"asking job {files.job_id} where its ranks are: up to {seconds:.0f} s")
-    return FoundStacks(_ask_driver(files, job, seconds), job, has_ended=False)
+        what = "has ended, and no stacks of its ranks were kept"
+        hint = f"ask while it runs; `stager diagnose {files.job_id}` explains how it ended"
+    elif not record.has_launched:
+        what = "has not started its ranks yet"
+        hint = f"`tail -f {files.events}` shows what its nodes do"
+    elif not job.launch.watch:
+        what = "was started with launch.watch = false, so its ranks cannot be asked"
+        hint = "set watch = true below [launch] for the next job"
+    else:
+        say(f"asking job {files.job_id} where its ranks are: up to {seconds:.0f} s")
+        return FoundStacks(_ask_driver(files, job, seconds), job, has_ended=False)
+    raise StagerError(f"job {files.job_id} {what}", hint=hint)
 
 
 def read_own_job(files: JobFiles, why: str) -> tuple[KeptJob, JobRecord]:
@@ -98,12 +93,9 @@ def _ask_driver(files: JobFiles, job: KeptJob, seconds: float) -> JobStacks:
     answer = read_stacks(files) if is_answered else None
     if answer is not None and answer != before:
         return answer
-    late = f"not answered within {seconds:.0f} s"
-    what = "removed the request without an answer" if is_answered else late
     raise StagerError(
-        f"the driver of job {files.job_id} has {what}",
-        hint=f"see whether the job still runs (`squeue -j {files.job_id}` for one of Slurm's), and "
-        f"what its driver did last: the end of {files.events}",
+        f"the driver of job {files.job_id} has not answered",
+        hint=f"see whether it runs (`squeue -j {files.job_id}`), and the end of {files.events}",
         context=[f"the last answer is an older one: {files.stacks}"] if before else [],
     )
 
@@ -116,9 +108,9 @@ def _leave_request(files: JobFiles, job: KeptJob) -> bool:
     except FileExistsError:
         return False
     except OSError as exc:
+        why = f"{exc.strerror or exc}, and a request to the driver is a file in it"
         raise StagerError(
-            f"the log directory {files.folder} cannot be written, and a request to the driver is "
-            f"a file in it: {exc.strerror or exc}",
+            f"the log directory {files.folder} cannot be written: {why}",
             hint=f"ask the owner of the job to run `stager stacks {files.job_id}`",
         ) from exc
     return True

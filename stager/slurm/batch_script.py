@@ -25,17 +25,14 @@ from ..config.job_settings import list_slurm_rows, make_key
 from ..core.errors import ConfigError
 from .request import Request
 
-# The script is complete. It carries the far side's program and the job's description, so that the
-# nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
-# Python 3.9 or newer will do. Its shell is ``batch.sh`` beside this file; here it is filled
-# in. Launching the ranks is the driver's part, see ``bundle/driver/driver.py``.
+# The script carries the far side's program and the job's description, so that the nodes need
+# neither ``stager`` nor the login node's home: bash, coreutils, gzip and Python 3.9 will do.
 
 OLDEST_PYTHON = (3, 9)
 NEWEST_PYTHON = (3, 15)  # names from ``python3.15`` down to ``python3.9`` are looked for on a node
 _BASE64_COLUMNS = 76
 
-TEMPLATE = Path(__file__).with_name("batch.sh")
-"""The shell of the script; its first lines say how it is filled in."""
+TEMPLATE = Path(__file__).with_name("batch.sh")  # its first lines say how it is filled in
 MOST_RESTARTS = 10  # how often a job goes back into the queue at most
 _COLUMNS = 98  # columns of the comment block
 _PLACEHOLDER = re.compile(r"@(\w+)@")
@@ -68,18 +65,14 @@ _SIGNAL_DELAY_SECONDS = 83
 class ScriptFacts:
     """Everything that decides what a batch script says."""
 
-    job: Job
-    """The job, for Slurm and not yet bound; its name, CPUs and log directory are the script's."""
+    job: Job  # for Slurm and not yet bound; its name, CPUs and log directory are the script's
     program: bytes
     bundle_bytes: int
     request: Request
     version: str
-    requeue: bool = False
-    """Whether the job goes back into the queue when its time is nearly up, or a node is lost."""
-    embed: bool = True
-    """Whether the script holds the program; otherwise it takes it out of the bundle with tar."""
-    made_with: str = ""
-    """The command that makes this script again, for its comment block."""
+    requeue: bool = False  # back into the queue when its time is nearly up, or a node is lost
+    embed: bool = True  # the script holds the program; else it takes it out of the bundle with tar
+    made_with: str = ""  # the command that makes this script again, for its comment block
 
     @property
     def warning_seconds(self) -> int:
@@ -93,8 +86,7 @@ def batch_script(facts: ScriptFacts) -> str:
     cases = {facts.job.action.value, "embed" if facts.embed else "from_bundle"}
     if facts.requeue:
         cases.add("requeue")
-    lines = []
-    keep = True
+    lines, keep = [], True
     for line in TEMPLATE.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.startswith(_CONDITION):
             keep = line.removeprefix(_CONDITION).strip() in cases
@@ -133,14 +125,14 @@ def _make_values(facts: ScriptFacts) -> dict[str, str]:
 
 def _make_purpose(facts: ScriptFacts) -> Iterator[str]:
     job, (least, most) = facts.job, facts.request.nodes
-    nodes = (
-        f"{least} to {format_count(most, 'node')}" if least < most else format_count(most, "node")
-    )
+    counted = format_count(most, "node")
+    nodes = counted if least == most else f"{least} to {counted}"
     number = job.launch.nproc_per_node
-    ranks = "one rank for each GPU, or one for each node,"
-    if number is not None:
-        is_a_cpu = number == ONE_A_CPU
-        ranks = "one rank for each CPU" if is_a_cpu else f"{format_count(number, 'rank')} a node"
+    fixed = {
+        None: "one rank for each GPU, or one for each node,",
+        ONE_A_CPU: "one rank for each CPU",
+    }
+    ranks = fixed.get(number) or f"{format_count(number or 0, 'rank')} a node"
     does = f"runs {ranks} on {nodes}, from each node's own disk ({job.launch.launcher})."
     if job.action is not Action.RUN:
         does = f"checks that {nodes} can run the bundle; nothing is launched."
@@ -170,19 +162,13 @@ def _list_facts(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
 
 def _escape_line(text: str) -> str:
     """Return a text for a comment, with line breaks and control characters shown as escapes."""
-    shown = (
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return "".join(shown)
 
 
 def make_submit_argv(facts: ScriptFacts) -> list[str]:
-    """Return the command that submits the script and prints ``ID`` or ``ID;CLUSTER``.
-
-    The options that users and sites like to set in variables (``SBATCH_PARTITION``...) are
-    repeated: variables win over a script's lines, and the command line over both.
-    """
+    """Return the command that submits the script and prints ``ID`` or ``ID;CLUSTER``."""
+    # Variables (``SBATCH_PARTITION``...) win over a script's lines, and the command line over both.
     argv = ["sbatch", "--parsable", "--export=ALL"]
     options = facts.request.make_named_options()
     for key in map(make_key, list_slurm_rows()):
@@ -197,20 +183,18 @@ def make_submit_environment(
 ) -> dict[str, str]:
     """Return the variables to run ``sbatch`` or ``salloc`` with, and so those of the job.
 
-    All that describes a job this runs in is left out, or the new one would inherit its shape, and
-    what would undo the script's own lines. A site's ``SBATCH_ACCOUNT`` and the like stay.
+    All that describes a job this runs in is left out, and what would undo the script's own lines. A
+    site's ``SBATCH_ACCOUNT`` and the like stay.
     """
-    inside_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
-    kept = {name: value for name, value in base.items() if _is_kept(name, inside_job)}
+    left_out = [_HEADER_VARIABLES, _RANK_VARIABLES]
+    if "SLURM_JOB_ID" in base or "SLURM_JOBID" in base:
+        left_out.append(_ENCLOSING_JOB)
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name in _SLURM_ITSELF or not any(pattern.match(name) for pattern in left_out)
+    }
     return remove_secret_variables(kept, (*CREDENTIALS, *pass_env))
-
-
-def _is_kept(name: str, inside_job: bool) -> bool:
-    if name in _SLURM_ITSELF:
-        return True
-    if inside_job and _ENCLOSING_JOB.match(name):
-        return False
-    return not _HEADER_VARIABLES.match(name) and not _RANK_VARIABLES.match(name)
 
 
 def _make_directives(facts: ScriptFacts) -> Iterator[str]:
@@ -238,8 +222,7 @@ def _refuse_unprintable(key: str, value: str) -> str:
     """Refuse a value that would begin another line, or show as something else than it is."""
     if not value.isprintable():
         raise ConfigError(
-            f"cluster.{key}: {value!r} holds a line break or a control character, which would"
-            " end its #SBATCH line in the batch script",
+            f"cluster.{key}: {value!r} holds a line break or a control character",
             hint="take it out, in stager.toml or on the command line",
         )
     return value

@@ -32,19 +32,16 @@ _KINDS: tuple[tuple[Kind, str, str], ...] = (
     ("revoked", r"Job (?:aborted due to signal|has been cancelled)()", ""),
     (
         "quiet",
-        r"Requested partition configuration not available now()",
-        "not enough matching nodes are available right now: there are too few, or some are down",
+        r"Requested partition configuration not available now()|Required node not available()",
+        "not enough matching nodes are available right now: some may be down, drained or reserved, "
+        "which `sinfo -R` says",
     ),
     (
         "quiet",
-        r"Required node not available \(down, drained or reserved\)()",
-        "a node that this job needs is down, drained or reserved: `sinfo -R` says which and why; a "
-        "job with fewer --nodes need not wait for it",
+        r"job (\d+) (?:queued and waiting for|has been allocated) resources"
+        r"|(?:Relinquishing job allocation|Waiting for resource configuration|Nodes \S+ are ready)",
+        "",
     ),
-    ("quiet", r"job (\d+) (?:queued and waiting for|has been allocated) resources", ""),
-    ("quiet", r"Relinquishing job allocation (\d+)", ""),
-    ("quiet", r"Waiting for resource configuration()", ""),
-    ("quiet", r"Nodes \S+ are ready for job()", ""),
 )
 """What Slurm's commands say: the kind, the message with the job that it names, what is shown."""
 
@@ -59,55 +56,34 @@ _NOT_RELEASED = re.compile(
 
 _CONTEXT_LINES = 15
 
-_HINTS = (
-    (
-        r"[Ii]nvalid partition",
-        "`sinfo` lists the partitions; name one with --partition or cluster.partition",
-    ),
-    (
-        r"[Nn]ode count specification|[Nn]ode configuration is not available"
-        r"|generic resource|Memory specification|More processors requested|PartitionConfig"
-        r"|PartitionNodeLimit",
+_ASSOCIATIONS = "`sacctmgr show associations user=$USER format=account,qos` lists yours"
+_HINTS = {
+    r"[Ii]nvalid partition": "`sinfo` lists the partitions; name one with --partition",
+    r"[Nn]ode count specification|[Nn]ode configuration is not available|generic resource"
+    r"|Memory specification|More processors requested|PartitionConfig|PartitionNodeLimit": (
         "ask for less: --nodes, cluster.cpus-per-task, gpus-per-node; `sinfo -N -l` shows what "
-        "there is",
+        "there is"
     ),
-    (
-        r"[Rr]eservation",
-        "`scontrol show reservation` lists the reservations, their users and times; name one with "
-        "--reservation",
+    r"[Rr]eservation": "`scontrol show reservation` lists them; name one with --reservation",
+    r"[Ii]nvalid feature": "`sinfo -o '%N %f'` lists those of nodes; name them with --constraint",
+    r"[Ii]nvalid qos": f"{_ASSOCIATIONS}; name one with --qos",
+    r"[Ii]nvalid account|account/partition|AssocGrp|AssocMax|QOS": (
+        f"name an account that may use this partition with --account; {_ASSOCIATIONS}"
     ),
-    (
-        r"[Ii]nvalid feature",
-        "`sinfo -o '%N %f'` lists the features of nodes; name them with --constraint",
+    r"--time spec|time limit|PartitionTimeLimit": (
+        "ask for less time: --time; `sinfo` shows the limits"
     ),
-    (
-        r"[Ii]nvalid qos",
-        "`sacctmgr show associations user=$USER format=account,qos` lists yours; name one with "
-        "--qos",
+    r"[Ii]nvalid node name|node list|[Ii]nvalid host": (
+        "check the names in --exclude, cluster.exclude and SALLOC_OPTS; `sinfo -N` lists the nodes"
     ),
-    (
-        r"[Ii]nvalid account|account/partition|AssocGrp|AssocMax|QOS",
-        "name an account that may use this partition with --account; "
-        "`sacctmgr show associations user=$USER` lists yours",
+    r"contact slurm controller|configuration source|slurm.conf|resolve_ctls|Zero Bytes"
+    r"|munge|Protocol authentication": (
+        "Slurm does not answer here: go to a login node of the cluster, or use --allocation local"
     ),
-    (
-        r"--time spec|time limit|PartitionTimeLimit",
-        "ask for less time: --time; `sinfo` shows the limits",
+    r"invalid option|unrecognized option|[Ii]nvalid --|requires an argument": (
+        "check cluster.salloc-args and SALLOC_OPTS; `salloc --help` lists the options"
     ),
-    (
-        r"[Ii]nvalid node name|node list|[Ii]nvalid host",
-        "check the names in --exclude, cluster.exclude and SALLOC_OPTS; `sinfo -N` lists the nodes",
-    ),
-    (
-        r"contact slurm controller|configuration source|slurm.conf|resolve_ctls|Zero Bytes"
-        r"|munge|Protocol authentication",
-        "Slurm does not answer here: go to a login node of the cluster, or use --allocation local",
-    ),
-    (
-        r"invalid option|unrecognized option|[Ii]nvalid --|requires an argument",
-        "check cluster.salloc-args and SALLOC_OPTS; `salloc --help` lists the options",
-    ),
-)
+}
 
 
 class Message(NamedTuple):
@@ -129,28 +105,28 @@ def parse_message(line: str) -> Message:
     if error := _ERROR.fullmatch(text) or _USAGE.fullmatch(text):
         text, shown = error[1], ""
         if held := _NOT_RELEASED.match(text):
-            shown = (
-                f"job {held[1]} still holds its nodes ({held[2]}); scancel {held[1]} releases them"
-            )
+            job, why = held.groups()
+            shown = f"job {job} still holds its nodes ({why}); scancel {job} releases them"
         elif "retrying" in text:
             shown = f"Slurm does not answer: {text} (Ctrl-C gives up)"
         return Message("error", text, shown)
     for kind, pattern, shown in _KINDS:
         match = re.match(pattern, text)
         if match is not None:
-            return Message(kind, text, shown.format(job=match[1]), match[1])
+            job_id = match[1] or ""
+            return Message(kind, text, shown.format(job=job_id), job_id)
     return Message("other", line, line)
 
 
 def find_unsent_reason(stderr: str) -> str:
     """Return why a request cannot have reached Slurm's controller; empty where it may have."""
-    messages = [
-        message for message in map(parse_message, stderr.splitlines()) if message.kind != "other"
-    ]
-    for message in messages:
-        if message.kind != "error" or not _NOT_SENT.search(message.text):
+    reason = ""
+    for message in map(parse_message, stderr.splitlines()):
+        if message.kind == "error" and _NOT_SENT.search(message.text):
+            reason = message.text
+        elif message.kind != "other":
             return ""
-    return messages[-1].text if messages else ""
+    return reason
 
 
 def is_time_up(lines: Sequence[str]) -> bool:
@@ -163,21 +139,17 @@ def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     messages = [parse_message(line) for line in lines]
     errors = _list_texts(messages, "error")
     context = _list_texts(messages, "other")[-_CONTEXT_LINES:]
-    granted, revoked = _find_job(messages, "granted"), _find_job(messages, "revoked")
+    jobs = {message.kind: message.job_id for message in reversed(messages) if message.job_id}
+    granted, revoked = jobs.get("granted"), jobs.get("revoked")
     if granted:
         reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
-        return JobError(
-            f"job {granted} ended without a result: {'; '.join([reason, *errors])}",
-            hint=f"`scontrol show job {granted}` may say why (a time limit, a lost node, scancel); "
-            f"what the nodes wrote is in {log_dir}",
-            context=context,
-        )
+        what = f"job {granted} ended without a result: {'; '.join([reason, *errors])}"
+        hint = f"`scontrol show job {granted}` may say why; what the nodes wrote is in {log_dir}"
+        return JobError(what, hint=hint, context=context)
     if "Job has been cancelled" in _list_texts(messages, "revoked"):
-        return JobError(
-            f"job {revoked} was cancelled before it had nodes",
-            hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
-            context=context,
-        )
+        hint = f"`sacct --jobs={revoked}` may show by whom; start it again"
+        what = f"job {revoked} was cancelled before it had nodes"
+        return JobError(what, hint=hint, context=context)
     refusal = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
     return make_no_cluster_error(lines) or StagerError(
         f"Slurm did not allocate nodes: {refusal}", hint=find_hint(" ".join(lines)), context=context
@@ -186,11 +158,6 @@ def make_failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
 
 def _list_texts(messages: Iterable[Message], kind: Kind) -> list[str]:
     return [message.text for message in messages if message.kind == kind]
-
-
-def _find_job(messages: Iterable[Message], kind: Kind) -> str:
-    jobs = (message.job_id for message in messages if message.kind == kind)
-    return next(filter(None, jobs), "")
 
 
 def make_no_cluster_error(lines: Sequence[str]) -> StagerError | None:
@@ -206,7 +173,7 @@ def make_no_cluster_error(lines: Sequence[str]) -> StagerError | None:
 
 def find_hint(text: str) -> str:
     """Return what to do about a refusal of Slurm's."""
-    for pattern, hint in _HINTS:
+    for pattern, hint in _HINTS.items():
         if re.search(pattern, text):
             return hint
     return "the message is Slurm's own; `sinfo` shows its nodes, `squeue --me` your waiting jobs"
@@ -220,14 +187,13 @@ _TIMEOUT_SECONDS = 10.0
 def read_job_state(job_id: str, runner: Runner = run, *, begun: float | None = None) -> str:
     """Return the job's state in Slurm's words; empty where Slurm does not know it.
 
-    The accounting is asked first, which remembers for months, then the controller, which does for
-    minutes. A job that was submitted after ``begun`` is another one of the same number.
+    A job that was submitted after ``begun`` is another one of the same number.
     """
     if not job_id.isdigit():
         return ""
     sacct = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,Submit"]
     scontrol = ["scontrol", "-o", "show", "job", job_id]
-    for argv in (sacct, scontrol):
+    for argv in (sacct, scontrol):  # the first remembers for months, the second for minutes
         printed = query_output(argv, runner)
         known, submitted = parse_job_state(printed), parse_submit_time(printed)
         if known:

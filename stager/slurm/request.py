@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -41,8 +40,7 @@ class Request(SlurmOptions):
 
     name: str
     nodes: tuple[int, int]
-    comment: str | None = None
-    """What ``squeue --format=%k`` and the accounting show: which bundle the job runs."""
+    comment: str | None = None  # for ``squeue`` and the accounting: which bundle the job runs
 
     def make_named_options(self) -> dict[str, str | None]:
         """Return the values of the options that jobs of all kinds share, by long name."""
@@ -74,7 +72,7 @@ def choose_source(
     """Decide where the nodes come from.
 
     Args:
-        asked: ``auto``, ``slurm``, ``ssh`` or ``local``.
+        asked: one of :data:`ALLOCATIONS`.
         nodes: the least number of nodes for the job.
         batch: True for a batch job.
         inside: ``SLURM_JOB_ID``; empty outside of an allocation.
@@ -82,11 +80,8 @@ def choose_source(
         hosts_from: the place that names hosts, such as ``--hosts``; empty if none are named.
     """
     if asked not in ALLOCATIONS:
-        raise ConfigError(
-            f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
-            hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
-            "runs nodes as processes on this machine",
-        )
+        allowed = f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}"
+        raise ConfigError(allowed, hint="auto uses Slurm where it is available")
     has_option = hosts_from.startswith("--")
     # The hosts of a file count less than an allocation of Slurm.
     is_over_ssh = has_option or asked == "ssh" or (asked == "auto" and hosts_from and not inside)
@@ -99,61 +94,39 @@ def choose_source(
 
 
 def _refuse_source(asked: str, hosts_from: str, *, batch: bool, is_over_ssh: bool) -> None:
-    for is_wrong, message, hint in (
-        (
-            asked in ("slurm", "local") and hosts_from.startswith("--"),
-            f"{hosts_from} and --allocation {asked}: hosts are reached over ssh",
-            "leave one of the two out",
-        ),
-        (
-            asked == "local" and batch,
-            "--batch and --allocation local: a batch job needs Slurm",
-            "leave one of the two out",
-        ),
-        (
-            asked == "ssh" and not hosts_from,
-            "--allocation ssh: no hosts are named",
-            "name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in stager.toml; "
-            "in a job of PBS, LSF or OAR those of the job are taken",
-        ),
-        (
-            is_over_ssh and batch,
-            f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm",
-            "leave --batch out; to go on after you log out, start it with nohup or in tmux",
-        ),
-    ):
-        if is_wrong:
-            raise ConfigError(message, hint=hint)
+    hint = "leave one of the two out"
+    if asked in ("slurm", "local") and hosts_from.startswith("--"):
+        why = f"{hosts_from} and --allocation {asked}: hosts are reached over ssh"
+    elif asked == "ssh" and not hosts_from:
+        why = "--allocation ssh: no hosts are named"
+        hint = "name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in stager.toml"
+    elif batch and is_over_ssh:
+        why = f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm"
+        hint = "leave --batch out; to go on after you log out, start it with nohup or in tmux"
+    elif batch and asked == "local":
+        why = "--batch and --allocation local: a batch job needs Slurm"
+    else:
+        return
+    raise ConfigError(why, hint=hint)
 
 
 def _choose_slurm_source(
     asked: str, nodes: int, *, batch: bool, inside: str, found: Collection[str]
 ) -> Source:
     source: Source = "sbatch" if batch else "inside" if inside else "salloc"
-    commands = INSIDE if source == "inside" else COMMANDS
+    commands = {"inside": INSIDE}.get(source, COMMANDS)
     missing = [name for name in commands if name not in found]
     if not missing:
         return source
-    reason = f"the job needs {nodes} nodes, and Slurm is not available here"
-    needed_by = _find_need_of_slurm(asked, batch=batch, inside=inside)
-    if needed_by:
-        reason = f"{needed_by}: Slurm's commands are missing here"
-    elif nodes == 1:
+    if asked == "auto" and nodes == 1 and source == "salloc":
         return "local"
+    reason = f"--allocation {asked}" if asked == "slurm" else f"the job needs {nodes} nodes"
+    needed_by = {"sbatch": "--batch", "inside": f"job {inside}"}.get(source, reason)
     raise ConfigError(
-        f"{reason} (not on PATH: {', '.join(missing)})",
-        hint="go to a login node of the cluster (or load its module: module load slurm); "
-        "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
-        "that are processes on this machine",
+        f"{needed_by}: Slurm is not available here (not on PATH: {', '.join(missing)})",
+        hint="go to a login node of the cluster, or load its module; without Slurm name the hosts "
+        "with --hosts, or try the job with --allocation local, on this machine",
     )
-
-
-def _find_need_of_slurm(asked: str, *, batch: bool, inside: str) -> str:
-    if batch:
-        return "--batch"
-    if asked == "slurm":
-        return "--allocation slurm"
-    return f"job {inside}" if inside else ""
 
 
 def make_request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
@@ -189,9 +162,8 @@ def _split_salloc_opts(env: Mapping[str, str]) -> list[str]:
     try:
         return shlex.split(env.get("SALLOC_OPTS", ""))
     except ValueError as exc:
-        raise ConfigError(
-            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
-        ) from exc
+        hint = "close the quote in that variable"
+        raise ConfigError(f"SALLOC_OPTS cannot be read: {exc}", hint=hint) from exc
 
 
 def _refuse_fixed(own: Sequence[GivenOption], asked: Request, config: Config) -> None:
@@ -199,19 +171,14 @@ def _refuse_fixed(own: Sequence[GivenOption], asked: Request, config: Config) ->
     named = asked.make_named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
-            raise ConfigError(
-                f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site",
-                hint="leave it out of that variable",
-            )
+            what = f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site"
+            raise ConfigError(what, hint="leave it out of that variable")
 
 
 def make_salloc_argv(asked: Request) -> tuple[str, ...]:
-    """Return the beginning of a command that runs the rest inside a new allocation.
-
-    When the allocation is revoked, Slurm sends its command SIGTERM, so that it can still report.
-    When a node is lost the allocation stays: the driver ends the job itself, and collects the
-    results of the other nodes.
-    """
+    """Return the beginning of a command that runs the rest inside a new allocation."""
+    # A command whose allocation is revoked can still report; and when a node is lost the driver
+    # ends the job itself, and collects the results of the other nodes.
     fixed = ("--kill-command=TERM", "--no-kill")
     return ("salloc", *asked.options(), *fixed, *asked.salloc_args)
 
@@ -223,10 +190,8 @@ def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            raise ConfigError(
-                f"{place}: {word} is not an option of Slurm",
-                hint=f"options begin with dashes: --{word}",
-            )
+            hint = f"options begin with dashes: --{word}"
+            raise ConfigError(f"{place}: {word} is not an option of Slurm", hint=hint)
         name, equals, value = word[2:].partition("=")
         if not word.startswith("--"):
             name, value = long_names.get(word[1:2], word[1:2]), word[2:].removeprefix("=")
@@ -249,29 +214,25 @@ def _refuse_contradictions(given: Sequence[GivenOption], asked: Request) -> None
             why, instead = f"the job has --{name}={own[name]}", f"cluster.{name}"
         else:
             continue
-        raise ConfigError(
-            f"cluster.salloc-args, --salloc-arg: {' '.join(words)} contradicts the job: {why}",
-            hint=f"leave it out, and use {instead}",
-        )
+        what = f"cluster.salloc-args, --salloc-arg: {' '.join(words)} contradicts the job: {why}"
+        raise ConfigError(what, hint=f"leave it out, and use {instead}")
 
 
 # --- The command that runs a build from source on a node: ``stager build --on-node`` -------------
 
-_NAME = "--job-name=stager-build"
-
 
 def make_build_launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the beginning of a command that runs the rest on a node.
+    """Return the beginning of a command that runs the rest on a node; nothing without Slurm.
 
-    It is a step of the allocation that this runs in, else a job of its own, with the project's
-    partition, account, time limit and GPUs. Without Slurm this machine is the node: nothing.
+    It is a step of the allocation that this runs in, else a job of its own.
     """
     if shutil.which("srun", path=env.get("PATH")) is None:
         return ()
     if env.get("SLURM_JOB_ID"):
         cpus = env.get("SLURM_CPUS_ON_NODE", "")
         share = [f"--cpus-per-task={cpus}"] if cpus.isdigit() else []
-        return ("srun", _NAME, "--nodes=1", "--ntasks=1", *share, "--overlap", "--mpi=none")
+        shape = ("--job-name=stager-build", "--nodes=1", "--ntasks=1")
+        return ("srun", *shape, *share, "--overlap", "--mpi=none")
     asked = replace(make_request(config, env), name="stager-build", nodes=(1, 1))
     return ("srun", *asked.options(), "--mpi=none", *asked.salloc_args)
 
@@ -297,12 +258,10 @@ class PartitionNode(NamedTuple):
     """One node of one partition, in whatever state it is."""
 
     partition: str
-    default: bool
-    """Whether jobs that name no partition go there."""
+    default: bool  # jobs that name no partition go there
     name: str
     cpus: int
-    state: str = ""
-    """Its state in Slurm's words; empty where it was not asked for."""
+    state: str = ""  # in Slurm's words; empty where it was not asked for
 
     @property
     def is_up(self) -> bool:
@@ -316,35 +275,26 @@ def read_nodes(listed: str) -> list[PartitionNode]:
     for words in map(str.split, listed.splitlines()):
         if len(words) in (3, 4) and words[2].isdigit():
             partition, name, cpus, *state = words
-            is_default = partition.endswith("*")
-            node = PartitionNode(
-                partition.rstrip("*"), is_default, name, int(cpus), "".join(state).lower()
-            )
-            nodes.append(node)
+            place, is_default = partition.rstrip("*"), partition.endswith("*")
+            nodes.append(PartitionNode(place, is_default, name, int(cpus), "".join(state).lower()))
     return nodes
 
 
-def explain_shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) -> str:
+def explain_shortage(asked: Request, nodes: Sequence[PartitionNode]) -> str:
     """Return why these nodes, up or down, could never satisfy a request; empty where they could."""
     usable = list_usable_nodes(asked, nodes)
     if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
-    sizes = sorted(node.cpus for node in usable)
-    where = f"partition {', '.join(sorted({node.partition for node in usable}))}"
-    source = f"{format_count(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
-    if cpus > sizes[-1]:
-        request = f"the job asks for {format_count(cpus, 'CPU')} a node ({source})"
-        return f"{request}, the largest node of {where} has {sizes[-1]}"
-    large_enough = len(sizes) - bisect_left(sizes, cpus)
+    large_enough = sum(node.cpus >= cpus for node in usable)
     if large_enough >= least:
         return ""
-    request = f"the job asks for {format_count(least, 'node')}"
-    if large_enough == len(usable):
-        besides = f" besides the excluded {asked.exclude}" if asked.exclude else ""
-        return f"{request}, {where} has {large_enough}{besides}"
-    each = f"with {format_count(cpus, 'CPU')} each ({source})"
-    return f"{request} {each}, {where} has {large_enough} of that size"
+    where = f"partition {', '.join(sorted({node.partition for node in usable}))}"
+    each = f" with {format_count(cpus, 'CPU')} each" if large_enough < len(usable) else ""
+    largest = max(node.cpus for node in usable)
+    there = f"has {large_enough}" if large_enough else f"has nodes of up to {largest}"
+    besides = f" besides the excluded {asked.exclude}" if asked.exclude else ""
+    return f"the job asks for {format_count(least, 'node')}{each}, {where} {there}{besides}"
 
 
 def list_usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
@@ -354,11 +304,12 @@ def list_usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[Pa
         excluded = expand_hostlist(asked.exclude) if asked.exclude else []
     except NodeError:  # Slurm refuses it
         excluded = []
-    usable: dict[str, PartitionNode] = {}
-    for node in nodes:
-        in_partition = node.partition in partitions if partitions else node.default
-        if in_partition and node.name not in excluded:
-            usable[node.name] = node
+    usable = {
+        node.name: node
+        for node in nodes
+        if (node.partition in partitions or (node.default and not partitions))
+        and node.name not in excluded
+    }
     return list(usable.values())
 
 
@@ -382,7 +333,7 @@ def query_cluster_name(runner: Runner = run) -> str:
     return name[1] if name else ""
 
 
-def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, str]) -> None:
+def refuse_impossible(asked: Request, environment: Mapping[str, str]) -> None:
     """Refuse a request that the partition's nodes could never satisfy.
 
     Both must say so: the nodes that ``sinfo`` lists, which may be too few where some only show
@@ -390,15 +341,13 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     """
     if is_changed_elsewhere(asked, environment):
         return
-    ranks = None if config.cluster.cpus_per_task else config.launch.nproc_per_node
     # Where there is no answer, Slurm says itself what is wrong with it.
-    why = explain_shortage(asked, query_nodes() or [], ranks)
+    why = explain_shortage(asked, query_nodes() or [])
     if why and _slurm_refuses(asked, environment):
         raise StagerError(
             f"Slurm can never satisfy this request: {why}",
-            hint="ask for less: --nodes, --nproc-per-node, cluster.cpus-per-task (it may be less "
-            "than the ranks of a node); or name another --partition; `sinfo -N -l` shows what "
-            "there is",
+            hint="ask for less: --nodes, --nproc-per-node, cluster.cpus-per-task; or name another "
+            "--partition; `sinfo -N -l` shows what there is",
         )
 
 

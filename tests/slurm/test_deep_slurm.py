@@ -59,17 +59,6 @@ def ruled(cluster: Cluster, node: str, *rule: str) -> Iterator[None]:
         cluster.on(node, ["ip", "rule", "del", *rule, "prohibit"])
 
 
-@contextlib.contextmanager
-def named(cluster: Cluster, node: str, address: str, name: str) -> Iterator[None]:
-    """Let the node, and only it, have another address for a name in its ``/etc/hosts``."""
-    changed = f"sed 's/^.* {name}$/{address} {name}/' /etc/hosts > /tmp/hosts"
-    cluster.on(node, ["sh", "-c", f"{changed} && mount --bind /tmp/hosts /etc/hosts"])
-    try:
-        yield
-    finally:
-        cluster.on(node, ["umount", "--lazy", "/etc/hosts"])
-
-
 def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, bench: Bench) -> None:
     _, report, _ = deep(bench)
     path = installed(cluster, "node02", report)
@@ -97,54 +86,6 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, bench: Benc
     assert [group["nodes"] for group in report["plan"]["groups"] if group["how"] != "present"] == [
         ["node02"]
     ]
-
-
-@pytest.mark.full
-def test_a_node_with_another_address_for_a_name(cluster: Cluster, bench: Bench) -> None:
-    with named(cluster, "node03", "10.99.99.9", "node02"):
-        code, report, said = deep(bench)
-    assert code == 3
-    assert list(problems(report)) == ["node03"], said
-    (text,) = problems(report)["node03"]
-    assert "names of nodes resolve to other addresses than on the other nodes" in text
-    assert f"node02 is 10.99.99.9, not {cluster.address('node02')}" in text
-    assert "--exclude=node03" in said
-    with named(cluster, "node03", "10.99.99.9", "node02"):
-        code, report, said = deep(bench, "--min-nodes", "2")
-    assert (code, report["left_out"]) == (0, ["node03"]), said
-    assert "warning: node03 is left out: names of nodes resolve to other addresses" in said
-
-
-@pytest.mark.full
-def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, bench: Bench) -> None:
-    """A node that cannot reach the head, one that takes a name for itself, and a damaged one."""
-    _, report, _ = deep(bench)
-    path = installed(cluster, "node01", report)
-    flip(cluster, "node01", path)
-    port = ("to", cluster.address("node01"), "ipproto", "tcp", "dport", "61000-65534")
-    with (
-        ruled(cluster, "node02", *port),
-        named(cluster, "node03", "127.0.1.1", "node01"),
-    ):
-        code, report, said = deep(bench)
-    assert code == 3
-    found = problems(report)
-    assert set(found) == set(cluster.nodes), said
-    assert path in " ".join(found["node01"])
-    assert "the head node cannot be reached" in found["node02"][0]
-    assert "from node02: " in found["node02"][0]
-    assert "names of nodes resolve to the node itself; node01 is 127.0.1.1" in found["node03"][0]
-    assert report["deep"]["skipped"] == "every node has a problem"
-
-
-@pytest.mark.full
-def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, bench: Bench) -> None:
-    port = ("to", cluster.address("node01"), "ipproto", "tcp", "dport", "61000-65534")
-    with ruled(cluster, "node02", *port), ruled(cluster, "node03", *port):
-        code, report, said = deep(bench)
-    assert code == 3
-    assert list(problems(report)) == ["node01"], said
-    assert "no other node can reach the head node" in problems(report)["node01"][0]
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,31 +172,6 @@ def test_results_come_home(
 
 
 @pytest.mark.full
-def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_home: Project) -> None:
-    """As a whole to nodes without any layer, then only the layer that an edit has changed."""
-    (at_home.root / "asset").write_bytes(os.urandom(1 << 20))
-    bundle = at_home.build().packed.path
-    size = read_manifest(bundle).size
-    assert bundle.stat().st_size < size - (1 << 20)
-    done = at_home.stager("clean", "--nodes-only", "--all", "--nodes", "3")
-    assert done.returncode == 0, done.stderr
-    argv = ("--transfer", "sbcast", "--", "train.py")
-    code, report, said = run(at_home, "--bundle", str(bundle), *argv)
-    [group] = report["plan"]["groups"]
-    assert (code, group["how"], report["bytes_broadcast"]) == (0, "sbcast", size), said
-    for name in ("train.py", "asset"):
-        with (at_home.root / name).open("ab") as file:
-            file.write(b"# edited\n")
-    changed = at_home.build().packed.path
-    assert changed.stat().st_size < size - (1 << 20)
-    code, report, said = run(at_home, "--bundle", str(changed), *argv)
-    [group] = report["plan"]["groups"]
-    assert (code, group["how"], group["layers"]) == (0, "sbcast", ["project"]), said
-    assert 1 << 20 < report["bytes_broadcast"] < read_manifest(changed).size
-    assert len(rank_logs(at_home, report)) == 6
-
-
-@pytest.mark.full
 def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) -> None:
     """What is on the nodes still goes, should it come back; but nobody waits for minutes."""
     at_home.settings("alpha", more=SETTINGS.replace('["out"]', "[]"))
@@ -243,30 +217,3 @@ def test_ctrl_c_again_while_results_come_home(veiled: Cluster, at_home: Project)
     size = veiled.on("node01", ["stat", "-c", "%s", f"{collected['from']}/out/large0"]).stdout
     assert int(size) == 3 << 20
     bench.assert_clean(killed=True)
-
-
-@pytest.mark.full
-def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
-    """Nothing is written there, what lacks is said, and the results stay on the node."""
-    tiny = at_home.root.parent / "tiny"
-    tiny.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tiny)], check=True)
-    try:
-        for name in ("stager.toml", "train.py"):
-            shutil.copy(at_home.root / name, tiny)
-        small = Project(root=tiny, store=at_home.store)
-        options = ("--bundle", str(newest(at_home)), "--log-dir", str(at_home.root.parent / "logs"))
-        code, report, said = run(small, *options, "--", "train.py", "large")
-        assert sorted(path.name for path in tiny.iterdir()) == ["stager.toml", "train.py"]
-    finally:
-        subprocess.run(["umount", "--lazy", str(tiny)], check=True)
-    assert code == 0, said  # the ranks did what they were to do
-    [collected] = report["collected"]
-    [problem] = collected["problems"]
-    assert problem["what"] == "the results do not fit"
-    assert problem["where"] == str(tiny)
-    assert "free" in problem["why"]
-    place = collected["from"]
-    assert f"they are still on node01 in {place}" in said
-    size = veiled.on("node01", ["stat", "-c", "%s", f"{place}/out/large0"]).stdout
-    assert int(size) == 3 << 20

@@ -7,11 +7,9 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from stager.pack.bundle_file import read_manifest
 from tests.support.processes import living, until
 from tests.support.provoking import STAGER, Bench
 
@@ -96,44 +94,17 @@ def test_a_batch_job_that_is_followed(bench: Bench) -> None:
     assert said.failure["cause"] == "ValueError: this rank is unhappy"
 
 
-@pytest.mark.full
-def test_a_printed_script_runs_by_itself(bench: Bench) -> None:
-    """And a command for one machine becomes one for several."""
-    command = ("torchrun", "--standalone", "--nproc_per_node=2", "train.py")
-    said = bench.stager("script", "--nodes", "2", "--", *command)
-    assert said.code == 0, said.talk
-    assert "--standalone" in said.talk
-    assert said.report["script"].startswith("#!/bin/bash\n#SBATCH ")
-    file = bench.logs.parent / "job.sbatch"
-    file.write_text(said.report["script"])
-    bench.cluster.run(["sbatch", "--wait", str(file)])
-    assert ranks(bench) == [f"[RANK {rank}] WORLD_SIZE=4" for rank in range(4)]
-
-
-@pytest.mark.parametrize("batch", [(), ("--batch",)], ids=["salloc", "sbatch"])
-def test_what_slurm_refuses(bench: Bench, batch: tuple[str, ...]) -> None:
+def test_what_slurm_refuses(bench: Bench) -> None:
     for option, value, message, hint in (
         ("--partition", "nope", "invalid partition specified: nope", "sinfo"),
         ("--exclude", "node99", "Invalid node name specified", "--exclude"),
-        ("--reservation", "nope", "Requested reservation is invalid", "scontrol show reservation"),
-        ("--constraint", "nope", "Invalid feature specification", "--constraint"),
     ):
+        batch = ["--batch"] if option == "--exclude" else []
         said = bench.stager("verify", "--nodes", "2", *batch, option, value)
         assert (said.code, said.report["ok"]) == (1, False)
         assert message in said.error["message"]
         assert hint in said.error["hint"]
     assert bench.queued() == ""
-
-
-def test_a_dry_run_asks_for_nothing(bench: Bench) -> None:
-    for more in ((), ("--batch",)):
-        argv = ("--nodes", "3", "--dry-run", *more, "--", "/of/the/nodes/a.py")
-        said = bench.stager("run", *argv)
-        assert (said.code, said.report["dry_run"]) == (0, True)
-        assert said.report["argv"][0] == ("sbatch" if more else "salloc")
-        assert said.report["bytes_at_most"] == read_manifest(Path(said.report["bundle"])).size
-    assert bench.queued() == ""
-    assert bench.events("job") == []
 
 
 @pytest.mark.parametrize(

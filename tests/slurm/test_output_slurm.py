@@ -38,7 +38,7 @@ seen = 0
 for line in running.stdout:
     if line.startswith(b"\\x1enode02:1 ") and line.split(b" ")[1] in (b"3", b"4"):
         seen += 1
-        if seen <= {times}:
+        if seen <= 2:
             line = line[:50] + b"slurmstepd: something else\\n" + line[50:]
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
@@ -94,11 +94,10 @@ def test_binary_output_is_kept_byte_by_byte(cluster: Cluster, slurm_project: Pro
     assert all(line.startswith(b"NODE ") or b" -> " in line for line in mine.splitlines())
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(1000, marks=pytest.mark.full)])
-def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
-    times: int, cluster: Cluster, slurm_project: Project, tmp_path: Path
+def test_frames_that_are_damaged_are_sent_again(
+    cluster: Cluster, slurm_project: Project, tmp_path: Path
 ) -> None:
-    """Something else lands inside two frames of a rank: once, or whenever they are sent.
+    """Something else lands inside two frames of a rank.
 
     So much is printed that these are frames of output, also compressed, and not of the answer.
     """
@@ -106,7 +105,7 @@ def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     srun = next(path for place in places if (path := Path(place, "srun")).exists())
     proxy = tmp_path / "bin" / "srun"
     proxy.parent.mkdir()
-    proxy.write_text(PROXY.format(python=sys.executable, srun=srun, times=times))
+    proxy.write_text(PROXY.format(python=sys.executable, srun=srun))
     proxy.chmod(proxy.stat().st_mode | stat.S_IXUSR)
     (slurm_project.root / "train.py").write_text(RANK)
     logs = slurm_project.root / "logs"
@@ -114,18 +113,5 @@ def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     code, report, said = run(
         slurm_project, logs, 2, "train.py", "2000", "97", **cluster.env, PATH=path
     )
-    right, wrong = count(logs, 97)
-    if times == 2:
-        assert (code, report["ok"], report["logs_lost"]) == (0, True, []), said
-        assert (right, wrong) == (4000, 0)
-        return
-    assert (code, report["ok"]) == (3, False), said
-    (loss,) = report["logs_lost"]  # type: ignore[misc]
-    assert (loss["node"], loss["rank"]) == ("node02", 1)  # type: ignore[index]
-    written = sum(len(f"rank 1 line {n} {'x' * (n % 97)}\n") for n in range(2000))
-    (log,) = logs.glob("*.node02.1.out")
-    kept = sum(len(raw) + 1 for raw in log.read_bytes().split(b"\n") if raw.startswith(b"rank 1"))
-    assert loss["bytes"] == written - kept > 0  # type: ignore[index]
-    assert "output of rank 1" in said
-    assert "is lost" in said
-    assert report["exit_codes"] == {"node01": 0, "node02": 0}
+    assert (code, report["ok"], report["logs_lost"]) == (0, True, []), said
+    assert count(logs, 97) == (4000, 0)

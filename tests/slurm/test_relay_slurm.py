@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +71,6 @@ def test_a_plan_and_why(cluster: Cluster, slurm_project: Project) -> None:
     logs = str(slurm_project.root.parent / "logs")
     for stage, said, how in (
         ("auto", "3 nodes read the shared bundle: reading", "shared"),
-        ("never", "3 nodes to read the shared bundle, as asked for", "shared"),
         ("always", "relay to 3 nodes: sending is asked for", "relay"),
     ):
         options = ["--dry-run", "--json", "--stage", stage, "--log-dir", logs, "--", "train.py"]
@@ -96,19 +93,6 @@ def test_a_plan_and_why(cluster: Cluster, slurm_project: Project) -> None:
     for node in cluster.nodes:
         made = ["test", "-e", f"/tmp/stager-0/envs/{bundle_id}"]
         assert cluster.on(node, made, check=False).returncode == 1
-
-
-@pytest.mark.full
-def test_a_bundle_that_differs_in_its_manifest_alone(shared: Path, slurm_project: Project) -> None:
-    """All layers are on the nodes: the file that is sent holds none."""
-    first, _ = staged(slurm_project, "--stage", "always")
-    shutil.copytree(slurm_project.root, shared / "another-name")
-    renamed = replace(slurm_project, root=shared / "another-name")
-    renamed.build()
-    second, _ = staged(renamed, "--stage", "always")
-    assert second["bundle"] != first["bundle"]
-    assert second["plan"]["groups"][0]["layers"] == []
-    assert second["bytes_broadcast"] == second["plan"]["bytes"] == 1024
 
 
 def test_nodes_pass_the_bundle_on(

@@ -76,24 +76,6 @@ def empty(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.full
-def test_only_what_is_signed_gets_nodes(cluster: Cluster, asking: Project, alice: Key) -> None:
-    listed = ["squeue", "--noheader", "--states=all", "--format=%i"]
-    newest = {*cluster.run(listed).stdout.split()}
-    for action, *options in (("verify",), ("run",), ("run", "--batch"), ("script",)):
-        code, report, said = job(asking, action, *options)
-        assert code == 1, said
-        assert "is not signed, and trust.require asks" in report["error"]["message"]
-    assert {*cluster.run(listed).stdout.split()} <= newest  # Slurm forgets older ones meanwhile
-    sign(asking, alice)
-    code, report, said = job(asking, "run")
-    assert (code, report["world_size"]) == (0, 3), said
-    assert "signed by alice@example.org (ED25519 key SHA256:" in said
-    code, _, said = job(asking, "run", "--batch", "--wait")
-    assert code == 0, said
-    assert {path.name for path in ran(asking).iterdir()} == {"0", "1", "2"}
-
-
-@pytest.mark.full
 def test_a_key_that_expires_in_the_queue(empty: Cluster, asking: Project, alice: Key) -> None:
     """Each node refuses the bundle before it has a directory of it."""
 

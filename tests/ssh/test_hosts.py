@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 
 from tests.support.processes import until
 from tests.support.provoking import Said
-from tests.support.ssh_hosts import SshHosts, at_work, start_sleeping, words
+from tests.support.ssh_hosts import SshHosts, start_sleeping, words
 
 ALL = "node[01-04]"
-PYTHON = os.path.realpath("/proc/self/exe")
 
 
 def test_all_phases(hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,34 +104,6 @@ def test_two_names_of_one_host(hosts: SshHosts, project: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("shell", "said"),
-    [
-        (
-            f"for file in $(realpath -e /usr/bin/python3* /usr/local/bin/python3* {PYTHON}); do "
-            'case $file in *config) ;; *) mount --bind /bin/false "$file" ;; esac; done',
-            "no Python 3.9 or newer was found",
-        ),
-        (
-            "for place in /tmp /dev/shm; do mount -t tmpfs -o size=64k full $place; done",
-            "no directory on this node can hold the environment",
-        ),
-    ],
-    ids=["python", "disk"],
-)
-def test_a_host_that_lacks(hosts: SshHosts, project: Path, shell: str, said: str) -> None:
-    hosts.on("node02", "sh", "-c", shell)
-    try:
-        done = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
-    finally:
-        hosts.lose("node02")
-        hosts.restore()
-    node, why = bad(done)
-    assert node == "node02"
-    assert said in why
-
-
-@pytest.mark.full
 def test_an_agent_that_is_killed(hosts: SshHosts, project: Path) -> None:
     """Usually by the kernel, for memory: the connection is sound."""
     started = start_sleeping(hosts, project)
@@ -153,56 +123,3 @@ def test_ctrl_c(hosts: SshHosts, project: Path) -> None:
     done = hosts.end(started)
     assert done.code == 130, done.talk
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
-
-
-@pytest.mark.full
-def test_a_signal_for_the_ranks_reaches_them(hosts: SshHosts, project: Path) -> None:
-    """These have no use for it, so it ends them, as it does without stager."""
-    started = start_sleeping(hosts, project)
-    os.kill(started.pid, signal.SIGUSR1)
-    done = hosts.end(started)
-    assert done.code == 3, done.talk
-    assert "SIGUSR1" in done.report["first_failure"]["cause"], done.talk
-
-
-@pytest.mark.full
-def test_ranks_that_hang_are_asked_and_ended(
-    hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAGER_SILENCE_SECONDS", "1")
-    options = ("--hosts", ALL, "--log-dir", str(hosts.hidden / "hang-logs"))
-    words = ("--hang-timeout", "00:00:04", "--", "train.py", "sleep")
-    done = hosts.stager("run", *options, *words, folder=project)
-    assert done.code == 3, done.talk
-    (events,) = (hosts.hidden / "hang-logs").glob("events.*.jsonl")
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
-    hang = [line for line in lines if line["event"] == "hang"][-1]
-    assert (hang["ranks"], hang["ended"]) == ([0, 1, 2, 3], True)
-    assert hang["place"].startswith("train.py:")
-    assert (lines[-1]["event"], lines[-1]["interrupted"]) == ("result", False)
-    assert lines[-1]["hang"]["place"] == hang["place"]
-    assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
-
-
-@pytest.mark.full
-def test_a_spare_host_takes_the_place_of_one_that_is_lost(hosts: SshHosts, project: Path) -> None:
-    folder = hosts.hidden / "spare-logs"
-    options = ("--hosts", ALL, "--spares", "1", "--retries", "1", "--log-dir", str(folder))
-    started = hosts.start("run", *options, "--", "train.py", "sleep-once", folder=project)
-    assert until(lambda: started.poll() is not None or at_work(hosts, "node01", "node02", "node03"))
-    assert not at_work(hosts, "node04")
-    hosts.lose("node02")
-    try:
-        done = hosts.end(started)
-        assert done.code == 0, done.talk
-        assert "started again after" in done.talk
-        assert (project / "out" / "world.txt").read_text() == "3"
-        (events,) = folder.glob("events.*.jsonl")
-        lines = [json.loads(line) for line in events.read_text().splitlines()]
-        first, again = [line for line in lines if line["event"] == "attempt"]
-        assert (first["spares"], first["failed"]) == (["node04"], None)
-        assert again["nodes"] == ["node01", "node04", "node03"]
-        assert (again["left_out"], again["failed"]["class"]) == (["node02"], "node-failure")
-        assert lines[-1]["left_out"] == ["node02"]
-    finally:
-        hosts.restore()

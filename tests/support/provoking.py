@@ -31,8 +31,6 @@ PROGRAM = """\
 import atexit, os, pathlib, signal, sys, threading, time
 rank, asked = int(os.environ["RANK"]), dict(word.split("=") for word in sys.argv[1:])
 where = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "MASTER_ADDR"))
-def read_shard():
-    time.sleep(3600)
 what = asked.get(str(rank), asked.get("all", ""))
 if what.endswith("-once"):
     what = what[:-5] if os.environ["STAGER_ATTEMPT"] == "0" else ""
@@ -60,12 +58,6 @@ elif what == "linger":
     time.sleep(3)
 elif what == "raise":
     raise ValueError("this rank is unhappy")
-elif what == "stuck":
-    read_shard()
-elif what == "unlucky":
-    raise RuntimeError("no luck")
-elif what == "nan":
-    raise FloatingPointError("loss is NaN at step 7")
 elif what == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 elif what == "term":  # by itself; nobody else wants it

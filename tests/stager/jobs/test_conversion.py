@@ -61,7 +61,7 @@ def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
          ["--node-rank is left out", "--master-addr is left out", "--rdzv-id is left out"]),
         ("torchrun --nnodes=$SLURM_NNODES t.py", ["--nodes or [cluster] nodes sets it"]),
         ("torchrun --nproc-per-node= t.py", ["its variable is empty"]),
-        ("torchrun --nproc-per-node=$N t.py", ["the shell has not expanded it"]),
+        ("torchrun --nproc-per-node=$N t.py", ["the shell has not expanded it (default: one"]),
         ("torchrun --nproc-per-node=auto t.py", ["becomes: one rank for each GPU"]),
         ("torchrun -r3 -t 1 t.py", ["--redirects is left out", "--tee is left out"]),
         ("python -u -W ignore -X dev t.py", ["python -u -W -X: left out"]),
@@ -130,7 +130,7 @@ def test_what_cannot_be_converted(line: str, message: str) -> None:
         convert(shlex.split(line.replace("$ID ", "")))
     assert message in str(caught.value)
     hint = str(caught.value.hint)
-    assert "--use_fsdp" not in line or "in variables, as --use_fsdp" in hint
+    assert "--use_fsdp" not in line or ", as --use_fsdp in ACCELERATE_USE_FSDP" in hint
     assert ("--nprocs" in line) is ("did you mean --nproc-per-node?" in hint)
     assert "$ID" not in line or "a variable is probably empty" in hint
 

@@ -78,7 +78,7 @@ def test_a_real_job_while_it_runs_and_after_it(project: Project) -> None:
 
 def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
     files = launched(tmp_path).write(**WATCHED)
-    with pytest.raises(StagerError, match="job 77 has not answered within 0 s") as caught:
+    with pytest.raises(StagerError, match="job 77 has not answered") as caught:
         find_stacks(files, print, seconds=0.3)
     assert "squeue -j 77" in caught.value.hint
     assert str(files.events) in caught.value.hint
@@ -86,7 +86,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
     write_stacks(tmp_path, job_stacks())
     with (
         driver(files, answers=False),
-        pytest.raises(StagerError, match="removed the request without an answer") as caught,
+        pytest.raises(StagerError, match="job 77 has not answered") as caught,
     ):
         find_stacks(files, print)
     assert caught.value.context == (f"the last answer is an older one: {files.stacks}",)
@@ -95,8 +95,8 @@ def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
 def test_a_job_that_cannot_be_asked(tmp_path: Path) -> None:
     starting = Told(tmp_path / "a").say("job", nodes=NODES)
     for files, why in (
-        (starting.write(**WATCHED), "have not been started yet"),
-        (launched(tmp_path / "b").write(), "launch.watch = false, or by an older version"),
+        (starting.write(**WATCHED), "has not started its ranks yet"),
+        (launched(tmp_path / "b").write(), "launch.watch = false, so its ranks"),
         (went_well(tmp_path / "c", NODES).write(**WATCHED), "has ended, and no stacks"),
         (JobFiles(folder=tmp_path, job_id=""), "not those of a job of stager's"),
     ):
