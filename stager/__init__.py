@@ -8,46 +8,31 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself takes a while to import
 if TYPE_CHECKING:
-    from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
+    from bundle.protocol.enumerations import Backend as Backend
+    from bundle.protocol.enumerations import Launcher as Launcher
+    from bundle.protocol.enumerations import Stage as Stage
+    from bundle.protocol.enumerations import TransferWay as TransferWay
 
-    from .api import Project, load
-    from .building.build import BuildOptions, BuildResult
-    from .cleanup import CleanedItem, CleanResult
-    from .config.job_settings import JobOptions
-    from .core.errors import JobError, StagerError
-    from .diagnosis.failure import FirstFailure
-    from .forecast import PlannedJob
-    from .jobs.driver import JobListener, SilentListener
-    from .jobs.outcome import NodeCheck, RunResult, SubmittedJob, VerifyResult
-    from .pipeline import CleanOptions
+    from .api import Project as Project
+    from .api import load as load
+    from .building.build import BuildOptions as BuildOptions
+    from .building.build import BuildResult as BuildResult
+    from .cleanup import CleanedItem as CleanedItem
+    from .cleanup import CleanResult as CleanResult
+    from .config.job_settings import JobOptions as JobOptions
+    from .core.errors import JobError as JobError
+    from .core.errors import StagerError as StagerError
+    from .diagnosis.failure import FirstFailure as FirstFailure
+    from .forecast import PlannedJob as PlannedJob
+    from .jobs.driver import JobListener as JobListener
+    from .jobs.driver import SilentListener as SilentListener
+    from .jobs.outcome import NodeCheck as NodeCheck
+    from .jobs.outcome import RunResult as RunResult
+    from .jobs.outcome import SubmittedJob as SubmittedJob
+    from .jobs.outcome import VerifyResult as VerifyResult
+    from .pipeline import CleanOptions as CleanOptions
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Backend",
-    "BuildOptions",
-    "BuildResult",
-    "CleanOptions",
-    "CleanResult",
-    "CleanedItem",
-    "FirstFailure",
-    "JobError",
-    "JobListener",
-    "JobOptions",
-    "Launcher",
-    "NodeCheck",
-    "PlannedJob",
-    "Project",
-    "RunResult",
-    "SilentListener",
-    "Stage",
-    "StagerError",
-    "SubmittedJob",
-    "TransferWay",
-    "VerifyResult",
-    "__version__",
-    "load",
-]
 
 _NAMES = {
     "bundle.protocol.enumerations": ("Backend", "Launcher", "Stage", "TransferWay"),
@@ -64,6 +49,7 @@ _NAMES = {
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604 - they are strings
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bundle.protocol.dataclass import dataclass
-from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TextEnum, TransferWay
+from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
@@ -31,26 +31,14 @@ from .jobs.outcome import (
 from .pipeline import CleanOptions
 
 _Result = TypeVar("_Result")
-_WORDS: dict[str, type[TextEnum]] = {
-    "launcher": Launcher,
-    "backend": Backend,
-    "stage": Stage,
-    "transfer": TransferWay,
-}
+_WORDS = {"launcher": Launcher, "backend": Backend, "stage": Stage, "transfer": TransferWay}
 """The options of a job that are members of an enumeration; a word is taken for one, too."""
 
 SILENT = SilentListener()
 
 
 def load(path: str | os.PathLike[str] = ".") -> Project:
-    """Read a project's settings.
-
-    Args:
-        path: a settings file, or the folder from which to look upwards for one.
-
-    Raises:
-        ConfigError: there is none, or it has values that cannot be used; all of them are named.
-    """
+    """Read the settings of a project, in a file or in a folder, from which it looks upwards."""
     return Project(config=load_config(Path(path)))
 
 
@@ -73,71 +61,57 @@ class Project:
     def verify(
         self, options: JobOptions | None = None, listener: JobListener = SILENT
     ) -> VerifyResult:
-        """Put the bundle on every node and check it there; launch nothing.
-
-        A batch job is followed to its end.
-        """
+        """Put the bundle on every node and check it there; follow a batch job to its end."""
         asked = replace(_convert_words(options), wait=True)
-        ended = pipeline.run_job(self.config, asked, Action.VERIFY, listener)
-        return make_verify_result(_require_kind(Outcome, ended))
+        return make_verify_result(self._do(Outcome, Action.VERIFY, asked, listener))
 
     def run(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> RunResult:
-        """Verify, then launch the command once for each rank, and wait for the end.
-
-        A batch job is followed to its end.
-        """
+        """Verify, launch the command once for each rank; follow a batch job to its end, too."""
         asked = replace(_convert_words(options), wait=True)
-        ended = pipeline.run_job(self.config, asked, Action.RUN, listener)
-        return make_run_result(_require_kind(Outcome, ended))
+        return make_run_result(self._do(Outcome, Action.RUN, asked, listener))
 
     def submit(
         self, options: JobOptions | None = None, listener: JobListener = SILENT
     ) -> SubmittedJob:
         """Submit a run as a batch job, and return as soon as Slurm has accepted it."""
         asked = replace(_convert_words(options), batch=True, wait=False)
-        return _require_kind(
-            SubmittedJob, pipeline.run_job(self.config, asked, Action.RUN, listener)
-        )
+        return self._do(SubmittedJob, Action.RUN, asked, listener)
 
     def plan(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> PlannedJob:
         """Return what a batch run would ask of Slurm, and how long it would take; ask nothing."""
         asked = replace(_convert_words(options), batch=True, dry_run=True)
-        return _require_kind(PlannedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
+        return self._do(PlannedJob, Action.RUN, asked, listener)
+
+    def _do(
+        self, kind: type[_Result], action: Action, options: JobOptions, listener: JobListener
+    ) -> _Result:
+        ended = pipeline.run_job(self.config, options, action, listener)
+        if isinstance(ended, kind):
+            return ended
+        raise ConfigError(
+            "a dry run has no result where nodes would have to be requested from Slurm",
+            hint="`plan()` returns the request; inside an allocation a dry run examines the nodes",
+        )
 
     def clean(
         self, options: CleanOptions | None = None, listener: JobListener = SILENT
     ) -> CleanResult:
         """Remove what nobody uses any more from the nodes and the offline root."""
         asked = options or CleanOptions()
-        asked = replace(asked, job=_convert_words(asked.job))
-        return pipeline.clean(self.config, asked, listener)
+        job = _convert_words(asked.job)
+        return pipeline.clean(self.config, replace(asked, job=job), listener)
 
 
 def _convert_words(options: JobOptions | None) -> JobOptions:
-    """Return the options of a job, with enumerations in the place of their words.
-
-    Raises:
-        ConfigError: there is no such word.
-    """
     asked = options or JobOptions()
-    words: dict[str, Any] = {}
-    for name, kind in _WORDS.items():
-        word = getattr(asked, name)
+    words: dict[str, Any] = {name: getattr(asked, name) for name in _WORDS}
+    for name, word in words.items():
         try:
-            words[name] = None if word is None else kind(word)
+            words[name] = word and _WORDS[name](word)
         except ValueError:
+            kind = _WORDS[name]
             raise ConfigError(
                 f"{name}: {word!r} is not one of {', '.join(kind)}",
                 hint=f"use {kind.__name__} of stager",
             ) from None
     return replace(asked, **words)
-
-
-def _require_kind(kind: type[_Result], ended: object) -> _Result:
-    """Return what became of a job, if that is of this kind; only a dry run can be of another."""
-    if isinstance(ended, kind):
-        return ended
-    raise ConfigError(
-        "a dry run has no result where nodes would have to be requested from Slurm",
-        hint="`plan()` returns the request; inside an allocation a dry run examines the nodes",
-    )

@@ -1,17 +1,13 @@
-"""Build, verify, run and clean: each composed from the packages, on a page.
+"""Build, verify, run and clean, for the command line and :mod:`stager.api`.
 
-The command line calls these, and so does :mod:`stager.api`. Nothing here prints or exits: progress
-goes to a listener, the end is a value, and what fails is a ``StagerError``. Each function imports
-what it composes: a build needs nothing of a job, and answers the sooner.
+Nothing here prints or exits: progress goes to a listener. Each function imports what it composes.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +16,6 @@ from typing import TYPE_CHECKING
 from bundle.protocol.counts import format_count
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action
-from bundle.redaction.secrets import mask_arguments
 
 from .building.current_bundle import Listener, offline_root
 from .config.load import Config
@@ -45,33 +40,24 @@ if TYPE_CHECKING:
 class CleanOptions:
     """Options of a removal."""
 
-    job: JobOptions | None = None
-    """The options of the job that cleans the nodes; None for their defaults."""
+    job: JobOptions | None = None  # of the job that cleans the nodes; None for the defaults
     nodes: bool = True
     store: bool = True
-    everything: bool = False
-    """True to remove every project's newest bundle as well; what is in use stays."""
-    wheels: bool = False
-    """True to remove wheels that no lock names, too."""
+    everything: bool = False  # each project's newest bundle, too; what is in use stays
+    wheels: bool = False  # wheels that no lock names, too
     dry_run: bool = False
-
-    @property
-    def has_lost_bundles(self) -> bool:
-        """True if no project's bundle is left."""
-        return self.everything and self.store and not self.dry_run
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> BuildResult:
     """Make the project's bundle; ``stager.building.build`` has the stages."""
-    from .building.build import build as make_bundle
-    from .building.build import build_result
+    from .building import build as building
     from .pack.bundle_file import ChosenBundle
     from .pack.members import copy_to, refuse_in_project
     from .trust import copy_signature, sign
 
     if options.output is not None:
         refuse_in_project(options.output, config.project.path)
-    built = make_bundle(config, _add_driver_lookup(config, options), listener)
+    built = building.build(config, _add_driver_lookup(config, options), listener)
     packed, signature = built.packed, None
     if options.sign is not None:
         listener.begin("sign")
@@ -80,7 +66,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     copy = copy_to(packed.path, options.output) if options.output is not None else None
     if copy is not None and signature is not None:
         copy_signature(signature, copy)
-    return replace(build_result(built, copy), signature=signature)
+    return replace(building.build_result(built, copy), signature=signature)
 
 
 def build_traced(
@@ -103,7 +89,6 @@ def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResul
 
 
 def _add_driver_lookup(config: Config, options: BuildOptions) -> BuildOptions:
-    """Return options that know where to look for the nodes' NVIDIA driver, where it matters."""
     if config.environment.torch_backend != "auto" or options.driver is not None:
         return options
     from .jobs.nvidia_driver import find_driver
@@ -116,8 +101,7 @@ def run_job(
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver.
 
-    A batch job that is not followed is its number; a dry run that would have to ask Slurm for nodes
-    is what it would ask.
+    Return the number of a batch job that is not followed, and of a dry run what it would ask Slurm.
     """
     from . import forecast
     from .incidents import bad_nodes
@@ -130,7 +114,11 @@ def run_job(
     bundle = get_current_bundle(config, options.bundle, listener, options.bundle_id)
     prepared = prepare(config, options, bundle, action=action, source=source)
     store = Store(offline_root(config))
-    prepared, on_event = _avoid_failed_nodes(prepared, store, listener)
+    on_event: OnEvent = listener.event
+    if source != "local":
+        failed = bad_nodes.find_failed_nodes(store)
+        prepared = bad_nodes.exclude_bad_nodes(prepared, failed, listener)
+        on_event = bad_nodes.point_out_bad_nodes(on_event, failed, prepared, listener)
     prepared = _announce(prepared, forecast.find_known_rates(store), listener)
     with forecast.keep_times(store, on_event) as listen:
         if source == "sbatch":
@@ -146,23 +134,6 @@ def run_job(
         if outcome.result is not None and outcome.result.failures:
             mark(store, prepared.bundle)  # for a replay, when the project has changed
         return outcome
-
-
-def _avoid_failed_nodes(
-    prepared: Prepared, store: Store, listener: JobListener
-) -> tuple[Prepared, OnEvent]:
-    """Return a job that avoids nodes that failed, and a listener that hears which ones it has."""
-    from .incidents.bad_nodes import (
-        exclude_bad_nodes,
-        find_failed_nodes,
-        point_out_bad_nodes,
-    )
-
-    if prepared.source == "local":
-        return prepared, listener.event
-    nodes = find_failed_nodes(store)
-    prepared = exclude_bad_nodes(prepared, nodes, listener)
-    return prepared, point_out_bad_nodes(listener.event, nodes, prepared, listener)
 
 
 def _announce(prepared: Prepared, basis: KnownRates, listener: JobListener) -> Prepared:
@@ -219,44 +190,30 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []
-    outcome, skipped = None, _explain_skipped_nodes(config, options, job)
+    outcome, failure, skipped = None, None, _explain_skipped_nodes(config, options, job)
     if options.nodes and skipped is None:
-        with _clean_store_after_failure(config, options, listener):
+        try:
             outcome, items = _clean_nodes(config, job, options.everything, listener)
-    if options.store:
+        except StagerError as exc:
+            failure = exc
+    if options.store:  # that needs no nodes
         items += _clean_store(config, options, listener)
+    if failure is not None:
+        if items and not options.dry_run:
+            listener.note(f"removed from the offline root: {format_count(len(items), 'item')}")
+        raise failure
     if skipped is not None:
         listener.warn(f"the nodes were not cleaned: {skipped}")
-    if outcome is None and options.has_lost_bundles:
-        listener.note("nodes are cleaned with a bundle: to clean some later, build one again")
     return make_clean_result(items, outcome, skipped, dry_run=options.dry_run)
 
 
-@contextmanager
-def _clean_store_after_failure(
-    config: Config, options: CleanOptions, listener: JobListener
-) -> Iterator[None]:
-    try:
-        yield
-    except StagerError:
-        if options.store and not options.dry_run:  # that needs no nodes
-            removed = format_count(len(_clean_store(config, options, listener)), "item")
-            listener.note(f"removed from the offline root: {removed}")
-        raise
-
-
 def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOptions) -> str | None:
-    """Return the reason to leave out the nodes, which cannot be cleaned from here; else None.
-
-    Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
-    nothing is left out: its errors are errors.
-    """
+    """Return the reason to leave out nodes that cannot be cleaned from here, and were not named."""
     from .jobs.preparation import choose_source, get_named_bundle
     from .trust import decide_trust
 
-    if not (options.nodes and options.store):
-        return None
-    if job.bundle is not None or job.bundle_id or job.allocation != "auto":
+    is_named = job.bundle is not None or job.bundle_id or job.allocation != "auto"
+    if is_named or not (options.nodes and options.store):
         return None
     try:
         choose_source(job, config, batch=False)
@@ -270,10 +227,7 @@ def _explain_skipped_nodes(config: Config, options: CleanOptions, job: JobOption
 def _clean_nodes(
     config: Config, options: JobOptions, everything: bool, listener: JobListener
 ) -> tuple[Outcome | None, list[CleanedItem]]:
-    """Clean the nodes of an allocation; return the job that did it, and what was removed.
-
-    There is no job where a dry run would have to ask Slurm for nodes.
-    """
+    """Clean an allocation's nodes; there is no job where a dry run would have to ask for nodes."""
     from bundle.protocol.messages import CleanAnswer
 
     from .cleanup import has_environment, list_kept_environments, list_removed_on_node
@@ -289,12 +243,7 @@ def _clean_nodes(
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
     start = make_driver_start(prepared, os.environ)
     if options.dry_run and start.argv:
-        command = shlex.join(mask_arguments(start.argv))
-        listener.note(
-            "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "
-            f"have, run this inside: {command}; or give --allocation local, for those of "
-            "local jobs on this machine"
-        )
+        listener.note("the nodes were not examined: a dry run asks Slurm for nothing")
         return None, []
     store = Store(offline_root(config))
     keep = list_kept_environments(store, manifest.id, everything=everything)
@@ -336,9 +285,8 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
 
     store = Store(offline_root(config))
     settle_notes(store, time.time())
-    rules = Rules(
-        keep_newest=not options.everything, wheels=options.wheels, projects=(config.root,)
-    )
+    keep_newest, projects = not options.everything, (config.root,)
+    rules = Rules(keep_newest=keep_newest, wheels=options.wheels, projects=projects)
     if options.dry_run:
         items = plan(store, rules, time.time())
     else:
@@ -348,8 +296,7 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
             listener.note(f"{item.path} could not be removed: {why}")
     named = list_marked(store, time.time(), by_jobs=options.everything)
     if named:
-        who = "batch scripts name or replays of failed jobs may need; --all removes them"
-        if options.everything:
-            who = "jobs in the queue use"
+        who = "batch scripts name or replays may need; --all removes them"
+        who = "jobs in the queue use" if options.everything else who
         listener.note(f"kept: {format_count(len(named), 'bundle')} that {who}")
     return items

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -18,11 +19,10 @@ from bundle.protocol.dataclass import dataclass
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
-from ..config.template import find_unnamed_requirements
 from ..core.errors import BundleError, StagerError
-from ..core.store import Store
+from ..core.store import Store, remove
 from ..core.values import Target
-from ..hub.client import HubFiles
+from ..hub.client import HubFiles, is_the_users
 from ..interpreter import (
     BundledInterpreter,
     find_compiler,
@@ -44,7 +44,7 @@ from ..pack.node_program import find_compiled_program
 from ..pack.proof import Proof, Wanted, prove
 from ..wheels import WheelSource
 from .current_bundle import Listener, digest_inputs, list_project_sources, lock_path, offline_root
-from .layer_sources import BundledWheels, advise_behind_air_gap, forget_files, make_hub_sources
+from .layer_sources import BundledWheels, advise_behind_air_gap, make_hub_sources
 from .project_lock import (
     ensure_lock,
     fetch_decompressor,
@@ -53,23 +53,7 @@ from .project_lock import (
     sort_upgrades,
 )
 
-
-def _find_own_interpreter(
-    config: Config, spec: Spec, note: Callable[[str], None]
-) -> BundledInterpreter | None:
-    setting = config.environment.interpreter
-    if setting == OF_NODE:
-        return None
-    own = make_bundled_interpreter(find_interpreter(setting, spec.target), spec.target, spec.prune)
-    if own.foreign:
-        note(own.note())
-    return own
-
-
-# --- The packages that the user has asked for, and the modules that must import for them ---------
-
-REPORTED = ("torch", "transformers", "datasets", "numpy")
-"""Packages whose versions a probe always reports where they are present."""
+REPORTED = ("torch", "transformers", "datasets", "numpy")  # by a probe, where they are present
 
 
 def _list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
@@ -81,30 +65,24 @@ def _list_requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     return (*requested, *(parse_wheel_filename(wheel)[0] for wheel, _ in lock.sources))
 
 
-def _list_reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
-    present = {layer.name for layer in layers if layer.kind == "wheel"}
-    names = [canonicalize_name(Requirement(text).name) for text in requested]
-    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
-
-
-def _list_imports(
+def _list_checked(
     config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
-) -> tuple[str, ...]:
-    """Return the modules that must import: as set, else those of the requested packages."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the packages to report, and the modules that must import: as set, else theirs."""
+    names = [canonicalize_name(Requirement(text).name) for text in requested]
+    wheels = {layer.name: layer for layer in layers if layer.kind == "wheel"}
+    reported = tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in wheels)
     if config.environment.imports:
-        return config.environment.imports
-    names = {canonicalize_name(Requirement(text).name) for text in requested}
+        return reported, config.environment.imports
     modules: list[str] = []
-    for layer in layers:
-        if layer.kind == "wheel" and layer.name in names:
-            modules += list_top_modules(layer.name, read_stored_head(store, layer)[1])
+    for name in filter(names.__contains__, wheels):
+        modules += list_top_modules(name, read_stored_head(store, wheels[name])[1])
     # setuptools refuses to be imported after another package has imported distutils, as pip does.
-    return tuple(sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools"))
+    first = sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools")
+    return reported, tuple(first)
 
 
-# --- The difference between a project's new bundle, or its files, and the bundle before ----------
-
-_MOST_NAMED = 3  # names of one kind in a message
+_MOST_NAMED = 3  # files in a message
 
 
 def find_previous_manifest(store: Store, project: Path) -> Manifest | None:
@@ -132,54 +110,35 @@ def describe_changed_files(
 ) -> str:
     """Return which files differ from those in the project's bundle, in parentheses, or nothing."""
     was = _list_shipped(old, store)
-    now = _list_present(trees, was) if was else was
-    changed = [*_list_changed_assets(old, trees, target)]
-    added, removed = now.keys() - was.keys(), was.keys() - now.keys()
-    changed += [path for path in now.keys() & was.keys() if now[path] != was[path]]
-    named = list(_name_some({"new": added, "changed": changed, "removed": removed}))
-    only_new = added and not changed and not removed
-    if only_new and not any(path.endswith(".py") for path in added):
-        named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
-    return f" ({'; '.join(named)})" if named else ""
-
-
-def _list_present(trees: Sequence[LayerSource], was: dict[str, str]) -> dict[str, str]:
-    """Return the digests of the project's files now; ``was`` where nobody has looked at them."""
-    now = was
+    now: Mapping[str, str] = was
     for one in trees:
-        if one.kind == "project" and one.tree is not None:
+        if one.kind == "project" and one.tree is not None:  # else nobody has looked at its files
             paths = [file.path for file in one.tree.files]
             now = dict(zip(paths, one.contents, strict=True))
-    return now
-
-
-def _list_changed_assets(
-    old: Manifest, trees: Sequence[LayerSource], target: Target
-) -> Iterator[str]:
     there = {layer.id for layer in old.layers}
-    for one in trees:
-        if one.kind == "asset" and layer_id(one, target) not in there:
-            yield one.name
+    changed = {*dict(was.items() ^ now.items())}
+    changed |= {
+        one.name for one in trees if one.kind == "asset" and layer_id(one, target) not in there
+    }
+    return _name_some(changed, now.keys() - was.keys()) if changed else ""
 
 
-def _name_some(kinds: Mapping[str, Collection[str]]) -> Iterator[str]:
-    more = 0
-    for kind, names in kinds.items():
-        if names:
-            yield f"{kind}: {', '.join(sorted(names)[:_MOST_NAMED])}"
-            more += max(0, len(names) - _MOST_NAMED)
-    if more:
-        yield f"and {more} more"
+def _name_some(changed: Set[str], new: Set[str]) -> str:
+    named = ", ".join(sorted(changed)[:_MOST_NAMED])
+    if len(changed) > _MOST_NAMED:
+        named += f" and {len(changed) - _MOST_NAMED} more"
+    if changed <= new and not any(path.endswith(".py") for path in changed):
+        named += "; if a run wrote that, name it in project.outputs, or it is sent to the nodes"
+    return f" ({named})"
 
 
 def _list_shipped(old: Manifest, store: Store) -> dict[str, str]:
     """Return the digests of the project's files in a bundle; empty if its layer is damaged."""
     with suppress(StagerError):
-        for layer in old.layers:
-            if layer.kind == "project":
-                files = read_stored_head(store, layer)[1].files
-                paths = {file.path.partition("/")[2]: str(file.sha256) for file in files}
-                return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
+        for layer in (layer for layer in old.layers if layer.kind == "project"):
+            files = read_stored_head(store, layer)[1].files
+            paths = {file.path.partition("/")[2]: str(file.sha256) for file in files}
+            return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
     return {}
 
 
@@ -187,29 +146,22 @@ def _list_shipped(old: Manifest, store: Store) -> dict[str, str]:
 class BuildOptions(ResolveOptions):
     """Options of a build."""
 
-    locked: bool = False
-    """True if a lock that is not current is an error."""
+    locked: bool = False  # a lock that is not current is an error
     prove: bool = True
-    output: Path | None = None
-    """File that gets a copy of the bundle; None for none."""
-    sign: Path | None = None
-    """SSH key that the bundle is signed with; None for none."""
-    launcher: tuple[str, ...] = ()
-    """The command that runs builds from source on a node; empty to build on this machine."""
-    jobs: int | None = None
-    """Number of layers made at a time; None for one for each CPU of this process."""
+    output: Path | None = None  # gets a copy of the bundle; None for none
+    sign: Path | None = None  # the SSH key that the bundle is signed with; None for none
+    launcher: tuple[str, ...] = ()  # runs builds from source on a node; empty for this machine
+    jobs: int | None = None  # layers made at a time; None for one for each CPU of this process
 
 
-@dataclass(frozen=True, kw_only=True)
-class Built:
+class Built(NamedTuple):
     """Result of a build."""
 
     packed: Packed
     lock: Lock
     made: MadeLayers
     changes: PackageChanges
-    proof: Proof | None
-    """The proof that nothing is missing; None if it was skipped."""
+    proof: Proof | None  # None if it was skipped
     seconds: dict[str, float]
 
 
@@ -224,15 +176,11 @@ class BuildResult:
     files: int
     bundle_bytes: int
     unpacked_bytes: int
-    """The size of its files in bytes."""
     layers_built: int
     layers_reused: int
     changes: PackageChanges
-    """The difference to the bundle before."""
-    output: Path | None
-    """The copy at the place that ``--output`` names; null without one."""
-    signature: Path | None = None
-    """The signature that ``--sign`` has made; null without it."""
+    output: Path | None  # the copy at the place that ``--output`` names; null without one
+    signature: Path | None = None  # what ``--sign`` has made; null without it
     pruned: Pruned
     proved: bool
     lock: Path
@@ -252,26 +200,17 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"), advise_behind_air_gap(store):
             spec = read_buildable_spec(config, options.launcher)
-            own = _find_own_interpreter(config, spec, listener.note)
+            own = _find_own_interpreter(config, spec, listener)
             compiler = find_compiler(spec.target, own.program if own else None)
-            unnamed = find_unnamed_requirements(config.root)
-            if unnamed and not config.environment.requirements:
-                listener.note(
-                    f"environment.requirements is empty: the bundle gets no packages; {unnamed} is "
-                    f"here, but {config.source.name} does not name it"
-                )
             files = HubFiles(offline=options.offline, store=store, progress=show)
             resolving, moved = sort_upgrades(config, options)
             lock = ensure_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = lock_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"), advise_behind_air_gap(store):
             bundled = BundledWheels(config, spec, store, compiler, listener.note)
+            find, offline = bundled.find, options.offline
             source = WheelSource(
-                spec=spec,
-                store=store,
-                offline=options.offline,
-                progress=show,
-                elsewhere=bundled.find,
+                spec=spec, store=store, offline=offline, progress=show, elsewhere=find
             )
             wheels, decompressor = source.fetch(lock), fetch_decompressor(source, own is not None)
             bundled.take_assets(lock.assets)
@@ -284,14 +223,15 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             made = _make_missing_layers(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
             requested = _list_requested(spec, lock)
+            reported, imports = _list_checked(config, requested, made.layers, store)
             contents = Contents(
                 name=config.name,
                 target=spec.target,
                 wheels=wheels,
                 layers=made.layers,
                 decompressor=decompressor,
-                packages=_list_reported(requested, made.layers),
-                imports=_list_imports(config, requested, made.layers, store),
+                packages=reported,
+                imports=imports,
                 bundled_glibc=own.glibc if own else None,
                 files=list_file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
@@ -302,23 +242,25 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         proof = None
         if options.prove:
             with phase("proof"):
-                wanted = Wanted(
-                    requirements=requested,
-                    overridden=spec.overridden,
-                    python=compiler.program if compiler else None,
-                )
+                python = compiler.program if compiler else None
+                wanted = Wanted(requested, spec.overridden, python)
                 proof = _prove(packed, store, spec, wanted, listener)
         made_of = digest_inputs(config, spec, trees, lock.path)
         newest = Newest(config.source, packed.path, packed.manifest.id, made_of)
         bundle_file.remember(store, newest)
-    return Built(
-        packed=packed,
-        lock=lock,
-        made=made,
-        changes=_compare_manifests(earlier, packed.manifest),
-        proof=proof,
-        seconds=seconds,
-    )
+    return Built(packed, lock, made, _compare_manifests(earlier, packed.manifest), proof, seconds)
+
+
+def _find_own_interpreter(
+    config: Config, spec: Spec, listener: Listener
+) -> BundledInterpreter | None:
+    setting = config.environment.interpreter
+    if setting == OF_NODE:
+        return None
+    own = make_bundled_interpreter(find_interpreter(setting, spec.target), spec.target, spec.prune)
+    if own.foreign:
+        listener.note(own.note())
+    return own
 
 
 def _make_missing_layers(
@@ -336,8 +278,9 @@ def _make_missing_layers(
         jobs=options.jobs or len(os.sched_getaffinity(0)),
         progress=lambda made, done, total: listener.step(f"{made} made", done, total),
     )
-    if any(source.hub for source in sources):  # the layers have what was fetched for them
-        forget_files(store)
+    # The layers have what was fetched for them; a cache of the user's stays.
+    if any(source.hub for source in sources) and not is_the_users(store.hub, os.environ):
+        remove(store.hub)
     for line in made.notes:
         listener.note(line)
     return made
@@ -396,18 +339,14 @@ def build_result(built: Built, output: Path | None = None) -> BuildResult:
 
 
 def _prove(packed: Packed, store: Store, spec: Spec, wanted: Wanted, listener: Listener) -> Proof:
+    path, step = packed.path, listener.step
     try:
         proof = prove(
-            packed.path,
-            packed.manifest,
-            store=store,
-            target=spec.target,
-            wanted=wanted,
-            step=listener.step,
+            path, packed.manifest, store=store, target=spec.target, wanted=wanted, step=step
         )
     except StagerError:
         if not packed.reused:  # a bundle that would fail on a node gets no name
-            packed.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise
     listener.note(proof.how)
     return proof

@@ -1,7 +1,4 @@
-"""The current bundle of a project, made again if the project's files have changed.
-
-Every job starts with this, so the code that makes a bundle is imported only when one is made.
-"""
+"""A project's current bundle, made again if need be: only then that code is imported."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ class Listener(Protocol):
 
 def offline_root(config: Config) -> Path:
     """Return the project's offline root: ``$OFFLINE_ROOT``, else the setting, else the default."""
-    named = os.environ.get("OFFLINE_ROOT")
-    if named:
+    if named := os.environ.get("OFFLINE_ROOT"):
         return expand_home(named).absolute()
     if config.environment.offline_root is not None:
         return config.environment.offline_root
@@ -64,9 +60,7 @@ def lock_path(config: Config, spec: Spec) -> Path:
     if inline_script.is_script(config):
         return config.root / f"pylock.{inline_script.make_script_name(config.source)}.toml"
     path = config.root / LOCK_NAME
-    if spec.pylock == path:
-        return config.root / "pylock.stager.toml"
-    return path
+    return config.root / "pylock.stager.toml" if spec.pylock == path else path
 
 
 def newest_bundle(config: Config) -> ChosenBundle:
@@ -95,10 +89,9 @@ def describe_imports(store: Store) -> list[str]:
 
 
 def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
-    """Return the project's newest bundle, made again if the project or a layer has changed.
+    """Return the project's newest bundle, made again, without a network, if anything has changed.
 
-    That is quick and needs no network. Changed requirements are left to ``stager build``, except
-    those of a script that brings its own.
+    Changed requirements are left to ``stager build``, except those of a script that brings its own.
     """
     from ..lock.spec import read_spec
 
@@ -130,10 +123,9 @@ def _find_unusable_layer(bundle: Path) -> str:
     try:
         with BundleFile(str(bundle)):
             return ""
-    except NodeError as exc:
-        if exc.problem.code == ProblemCode.STORED_LAYER_UNUSABLE:
-            return f"its layer {exc.problem.why}"
-        return ""  # other damage is an error where it is read
+    except NodeError as exc:  # other damage is an error where it is read
+        is_layer = exc.problem.code == ProblemCode.STORED_LAYER_UNUSABLE
+        return f"its layer {exc.problem.why}" if is_layer else ""
 
 
 def list_project_sources(
@@ -146,9 +138,7 @@ def list_project_sources(
 ) -> Sequence[LayerSource]:
     """Return the sources of the layers that are not wheels.
 
-    The offline root, the lock and the file of those who may sign are no part of a project, nor are
-    the results of a tracker among the lock's packages. With ``remembered``, sources without their
-    files will do where nothing has changed.
+    With ``remembered``, sources without their files will do where nothing has changed.
     """
     from ..layers.source import ProjectLook, project_sources
 
@@ -190,14 +180,11 @@ def digest_inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock
     from ..layers.source import layer_id
     from ..pack.node_program import make_node_program
 
-    ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
-    pinned = digest_file(lock) if lock.is_file() else None
-    node = Digest.of(make_node_program())
     content = {
         "spec": spec.digest,
-        "lock": pinned,
-        "trees": ids,
-        "node": node,
+        "lock": digest_file(lock) if lock.is_file() else None,
+        "trees": [*(layer_id(tree, spec.target) for tree in trees), *spec.prune],
+        "node": Digest.of(make_node_program()),
         "interpreter": config.environment.interpreter,
         "name": config.name,
         "imports": config.environment.imports,

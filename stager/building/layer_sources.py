@@ -1,9 +1,7 @@
 """Wheels that are not in the offline root, as far as its bundles have their content.
 
-``stager import`` brings a bundle, and no wheels. A layer says in its head what it was made from,
-and its id is the digest of that. So a layer that a wheel of the lock would give, with the options
-of this build, is put into the store in the wheel's stead, each byte checked as an import does.
-That it was made from that wheel nobody can check, so somebody has to vouch for the bundle.
+A layer that a wheel of the lock would give is put into the store in the wheel's stead. That it was
+made from that wheel nobody can check, so somebody has to vouch for the bundle.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ from bundle.protocol.problem import NodeError
 from ..config.load import Config
 from ..core.errors import BundleError, ResolveError, WheelError
 from ..core.files import BUNDLE_SUFFIX
-from ..core.store import Store, remove
+from ..core.store import Store
 from ..core.values import LockedFile, Target, Wheel
-from ..hub.client import HubFiles, is_the_users
+from ..hub.client import HubFiles
 from ..hub.repositories import HubFile, LockedRepository
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import is_stored
@@ -86,7 +84,6 @@ class BundledWheels:
     def _find_layers(
         self, wanted: Collection[tuple[str, str, str]]
     ) -> Iterator[tuple[Path, Manifest, Layer]]:
-        """Yield the layers of bundles with one of these kinds, names and versions."""
         for path, manifest in self._bundles if wanted else ():
             for layer in manifest.layers:
                 if (layer.kind, layer.name, layer.version) in wanted:
@@ -179,9 +176,8 @@ def _is_made_from(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec)
     """Compare a layer with a locked file; only the bundle's lock knows the sdist of a wheel."""
     if file.is_wheel:
         return made_from.content == file.sha256
-    lock = bundle_file.find_imported_lock(bundle)
-    theirs = find_earlier_lock(lock, spec.target)
-    return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
+    lock = find_earlier_lock(bundle_file.find_imported_lock(bundle), spec.target)
+    return lock is not None and any(file.sha256 == other.sha256 for other in lock.files)
 
 
 def _filename(file: LockedFile, manifest: Manifest) -> str:
@@ -205,26 +201,19 @@ def advise_behind_air_gap(store: Store) -> Iterator[None]:
     try:
         yield
     except (ResolveError, WheelError) as exc:
-        folder = store.root / "imports"
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not any((store.root / "imports").glob("*")):
             raise
-        advice = (
-            "the bundles that were imported here for builds have not all that this lock needs: "
-            "import again with --for-builds or --project what was imported to be run only; or "
-            "build where there is an index, and carry the new packages here with `stager export "
-            "--base ID` (docs/air-gap.md); or bring a folder that `stager mirror` keeps"
+        hint = (
+            f"{exc.hint}; the bundles that were imported here for builds have not all that this "
+            "lock needs: import more of them with --for-builds, or carry the new packages here "
+            "with `stager export --base ID` or `stager mirror` (docs/air-gap.md)"
         )
-        hint = f"{exc.hint}; {advice}" if exc.hint else advice
         raise type(exc)(exc.message, hint=hint, context=exc.context) from exc
 
 
-# --- The layers of models and data sets: one for each repository at its commit -------------------
-
-# In an environment they are a cache of the hub, in the layout of ``huggingface_hub``. A model's
-# files are blobs with links to them, so one that several models share is stored with the first of
-# them, and the others link to it. A data set's files lie in the snapshot itself: ``datasets`` 2.19
-# sees no links there.
-
+# In an environment models and data sets are a cache in the layout of ``huggingface_hub``. A model's
+# files are blobs with links to them, stored with the first model that has them. A data set's files
+# are in the snapshot itself: ``datasets`` 2.19 sees no links there.
 _ASKED = (
     *("config.json", "generation_config.json", "modelcard.json", "adapter_config.json"),
     *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "spm.model", "spiece.model"),
@@ -241,8 +230,6 @@ have; without the note a library fails offline where it would go on (``_CACHED_N
 ``huggingface_hub/file_download.py``, ``cached_files`` in ``transformers/utils/hub.py``)."""
 _LISTED = 20  # files that were left out which the origin of a layer names; it has a limit
 _NOWHERE = Path("/nonexistent")  # the source of a file that need not be read: its layer exists
-
-
 _Content = dict[str, HubFile | bytes]  # files of the hub, or small ones of our own, by their paths
 
 
@@ -267,12 +254,6 @@ def make_hub_sources(
             source = _place_files(source, repository, content, files)
         sources.append(source)
     return sources
-
-
-def forget_files(store: Store) -> None:
-    """Remove what was fetched: the layers have it. A cache of the user's there stays."""
-    if not is_the_users(store.hub, os.environ):
-        remove(store.hub)
 
 
 def _list_content(

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bundle.protocol.counts import format_count, format_size
 from bundle.protocol.dataclass import dataclass
 
 from ..config.load import Config
@@ -37,7 +37,7 @@ from ..pack.decompressor import decompressor_lock
 from ..wheels import WheelSource
 from .current_bundle import Listener, hub_requests, lock_path, offline_root
 
-# --- The models and data sets of a project's lock ------------------------------------------------
+_LOCK_AGAIN = "run {}, review the difference, and build again"
 
 
 def sort_upgrades(
@@ -67,17 +67,14 @@ def lock_assets(
     locked: bool = False,
     moved: Collection[HubRequest] = (),
 ) -> Lock:
-    """Return the lock with the models and data sets that the settings name, and no others.
-
-    What it has stays at its commit, but for ``moved``; ``locked`` allows no new ones.
-    """
+    """Return the lock with the assets of the settings; all but ``moved`` stay at their commits."""
     requests = hub_requests(config)
     known = {repository.request: repository.commit for repository in lock.assets}
     new = [request.label for request in requests if request not in known]
     if locked and new:
         raise ResolveError(
             f"the lock {lock.path} lacks {', '.join(new)}, and it may not be changed now",
-            hint="run `stager lock`, review the difference, and build again",
+            hint=_LOCK_AGAIN.format("`stager lock`"),
         )
     kept = [repository for repository in lock.assets if repository.request not in moved]
     resolved = resolve(requests, kept, files)
@@ -95,15 +92,12 @@ class LockResult:
 
     lock: Path
     packages: int
-    first: bool
-    """True if there was no lock before."""
+    first: bool  # there was no lock before
     changes: PackageChanges
-    """The difference to the lock before."""
     models: int = 0
     datasets: int = 0
     spaces: int = 0
-    asset_bytes: int = 0
-    """The size of their files in bytes."""
+    asset_bytes: int = 0  # of their files
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Files of each of them that are not taken, by its type and name."""
 
@@ -115,12 +109,11 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
     options, moved = sort_upgrades(config, options)
     _refuse_without_effect(spec, options)
     listener.begin("lock")
+    show = partial(listener.step, done=0, total=0)
+    files = HubFiles(offline=options.offline, store=store, progress=show)
     with store.lock():
         earlier = find_earlier_lock(lock_path(config, spec), spec.target)
         lock = _make_lock(config, spec, store, options, listener)
-        files = HubFiles(
-            offline=options.offline, store=store, progress=lambda line: listener.step(line, 0, 0)
-        )
         lock = lock_assets(config, lock, files, listener, moved=moved)
     kinds = Counter(repository.request.kind for repository in lock.assets)
     return LockResult(
@@ -168,7 +161,7 @@ def ensure_lock(
         first = f"`{spec.uv_lock.command}`, then " if spec.uv_lock else ""
         raise ResolveError(
             f"the lock {path} {state}, and --locked does not allow making it",
-            hint=f"run {first}`stager lock`, review the difference, and build again",
+            hint=_LOCK_AGAIN.format(f"{first}`stager lock`"),
         )
     return _make_lock(config, spec, store, options, listener)
 
@@ -176,14 +169,13 @@ def ensure_lock(
 def _refuse_without_effect(spec: Spec, options: ResolveOptions) -> None:
     supplied = spec.uv_lock.file if spec.uv_lock else spec.pylock
     cutoff = options.exclude_newer not in (None, NONE)
-    if supplied is None or not (options.upgrade or options.upgrade_packages or cutoff):
-        return
-    writer = f"`{spec.uv_lock.command}`" if spec.uv_lock else "the tool that wrote it"
-    name = "--exclude-newer" if cutoff else "--upgrade"
-    raise ConfigError(
-        f"{name} has no effect: {supplied} decides all versions",
-        hint=f"give the option to {writer}, and run this command again without it",
-    )
+    if supplied is not None and (options.upgrade or options.upgrade_packages or cutoff):
+        writer = f"`{spec.uv_lock.command}`" if spec.uv_lock else "the tool that wrote it"
+        raise ConfigError(
+            f"{'--exclude-newer' if cutoff else '--upgrade'} has no effect: {supplied} decides all "
+            "versions",
+            hint=f"give the option to {writer}, and run this command again without it",
+        )
 
 
 def _make_lock(
@@ -191,8 +183,7 @@ def _make_lock(
 ) -> Lock:
     path = lock_path(config, spec)
     earlier = find_earlier_lock(path, spec.target)
-    told = replace(options, note=listener.note)
-    lock = make_lock(spec, path=path, store=store, options=told)
+    lock = make_lock(spec, path=path, store=store, options=replace(options, note=listener.note))
     lock = keep_assets(lock, earlier.assets if earlier else ())
     for remark in _list_remarks(spec, lock, options):
         listener.note(remark)
@@ -201,45 +192,28 @@ def _make_lock(
 
 def _list_remarks(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
     yield from spec.remarks
-    yield from _note_indexes(spec, lock, options)
-    yield from _note_gpu_packages(spec, lock)
+    yield from _note_torch_index(spec, lock, options)
     names = {file.name for file in lock.files}
     for name in options.upgrade_packages:
         if canonicalize_name(name) not in names:
             yield f"--upgrade-package {name}: the lock has no such package"
     if lock.exclude_newer and options.exclude_newer is None:
-        yield (
-            f"files uploaded after {lock.exclude_newer} did not count, as in the lock before; "
-            "--exclude-newer none lifts that"
-        )
+        before = f"files uploaded after {lock.exclude_newer} did not count, as in the lock before"
+        yield f"{before}; --exclude-newer none lifts that"
 
 
-def _note_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
+def _note_torch_index(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
     backend = lock.torch_backend or spec.torch_backend
     index = f"{TORCH_INDEX}{backend}"
     is_resolved = not (options.offline or spec.pylock or spec.uv_lock)
     if backend and is_resolved and index not in lock.indexes.extra_index_urls:
-        yield (
-            f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
-            "from the other indexes"
-        )
-
-
-def _note_gpu_packages(spec: Spec, lock: Lock) -> Iterator[str]:
-    gpu = len({file.name for file in lock.files if file.name.startswith("nvidia-")})
-    if gpu and spec.torch_backend is None:
-        size = format_size(sum(file.size or 0 for file in lock.files))
-        yield (
-            f"for nodes with NVIDIA GPUs: {format_count(gpu, 'CUDA package')} in {size}; "
-            'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
-        )
+        yield f"PyTorch's own index, {index}, did not answer: its packages came from the others"
 
 
 def fetch_decompressor(source: WheelSource, bundled_python: bool) -> Wheel | None:
     """Return what bundles are decompressed with; None where the nodes' Python can do that.
 
-    The project's own indexes are asked first: where they are all there is, those of pip's
-    configuration would be waited for in vain. The digest is pinned, whatever index has it.
+    The project's own indexes are asked first: they may be all there is. The digest is pinned.
     """
     lock = decompressor_lock(source.spec.target, bundled_python=bundled_python)
     if lock is None:

@@ -15,23 +15,18 @@ from typer.models import CommandInfo
 from . import application
 from .application import HelpfulCommand, app, drop_options, expand_groups
 
-COMMANDS = (
-    *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
-    *("verify", "run", "script", "exec", "estimate", "plan", "nodes"),
-    *("logs", "stacks", "replay", "diagnose", "report", "support", "clean", "clean-node"),
-)
-"""All commands, in the order of the help page."""
-
 _HELP = frozenset({"-h", "--help"})
-_FILES = {
-    "bundle_commands": ("init", "config", "lock", "build", "sign", "inspect"),
-    "carrying_commands": ("export", "import", "mirror"),
-    "job_commands": ("verify", "run", "script", "exec"),
-    "log_commands": ("logs", "stacks", "replay", "diagnose", "report", "support"),
-    "node_commands": ("estimate", "plan", "nodes", "clean", "clean-node"),
-}
-"""The commands in each file."""
-_MODULES = {command: file for file, commands in _FILES.items() for command in commands}
+_FILES = (
+    ("bundle_commands", ("init", "config", "lock", "build", "sign", "inspect")),
+    ("carrying_commands", ("export", "import", "mirror")),
+    ("job_commands", ("verify", "run", "script", "exec")),
+    ("node_commands", ("estimate", "plan", "nodes")),
+    ("log_commands", ("logs", "stacks", "replay", "diagnose", "report", "support")),
+    ("node_commands", ("clean", "clean-node")),
+)
+"""The commands in each file, in the order of the help page."""
+_MODULES = {command: file for file, commands in _FILES for command in commands}
+COMMANDS = tuple(_MODULES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _restart_in_utf8() -> None:
-    """Start this program again in UTF-8 mode where the locale has another encoding (PEP 540).
-
-    Names of files are bytes. A bundle has them as UTF-8, the same ones in every locale.
-    """
+    """Start again in UTF-8 mode in other locales (PEP 540): a bundle has names as UTF-8."""
     if sys.getfilesystemencoding() != "utf-8" and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
 
@@ -55,9 +47,8 @@ def _restart_in_utf8() -> None:
 def load_commands(words: Sequence[str] | None = None) -> None:
     """Import the commands that a command line names, or all: importing all takes 0.03 s.
 
-    Each registers itself. The first word that is no option may be the value of one, so every word
-    counts that is a command's name. The page of all commands, and the one that is meant by a word
-    that is none, need all, but not their options.
+    Any word may be the command's name, as the first may be the value of an option. The page of all
+    commands, and the suggestion for a word that is none, need all, but not their options.
     """
     named = [word for word in words or () if word in COMMANDS]
     _import_commands(COMMANDS if _needs_all(words or ()) else named)

@@ -36,17 +36,11 @@ if TYPE_CHECKING:
     from ..console.output import Output
 
 
-# --- The place of the settings, as the options before the command name it ------------------------
-
 _place: ContextVar[Path | None] = ContextVar("place", default=None)
 
 
 def get_settings_place() -> Path:
-    """Return a settings file, or the folder from which to look upwards for one.
-
-    Raises:
-        ConfigError: this directory has been removed.
-    """
+    """Return a settings file, or the folder from which to look upwards for one."""
     place = _place.get()
     if place is not None:
         return place
@@ -78,11 +72,9 @@ class HelpfulCommand(typer.core.TyperCommand):
                 default = _ARGUMENTS if param.param_type_name == "argument" else _OPTIONS
                 panel = getattr(param, "rich_help_panel", None) or default
                 groups.setdefault(panel, []).append(row)
-        last = groups.pop(_OPTIONS, [])
-        for name, rows in (*groups.items(), (_OPTIONS, last)):
-            if rows:
-                with formatter.section(name):
-                    formatter.write_dl(rows)
+        for name in sorted(groups, key=lambda name: name == _OPTIONS):
+            with formatter.section(name):
+                formatter.write_dl(groups[name])
 
 
 class HelpfulGroup(typer.core.TyperGroup):
@@ -90,17 +82,13 @@ class HelpfulGroup(typer.core.TyperGroup):
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write a row for each command."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = [
             (name, (command.help or "").split("\n\n")[0].strip())
-            for name, command in commands.items()
-            if command is not None and not command.hidden
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name)) and not command.hidden
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-# --- Options: one that cannot be used is a usage error -------------------------------------------
 
 
 def path_option(text: str) -> Path:
@@ -121,6 +109,14 @@ def option(words: str, help: str, **more: Any) -> Any:  # noqa: ANN401
 
 
 path_flag = partial(option, parser=path_option)  # makes an option whose value is a path
+
+
+def refuse_together(**given: object) -> None:
+    """Refuse options that exclude each other, by the names of their parameters."""
+    flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if len(flags) > 1:
+        raise typer.BadParameter(f"cannot be used with {flags[1]}", param_hint=flags[0])
+
 
 # --- Options that several commands share, written once -------------------------------------------
 
@@ -170,7 +166,6 @@ def drop_options(command: Callable[..., None]) -> Callable[..., None]:
 def _show_signature(
     run: Callable[..., None], command: Callable[..., None], shown: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return a function that is a command with another signature."""
     run = wraps(command)(run)
     run.__dict__["__signature__"] = inspect.Signature(shown)
     run.__annotations__ = {one.name: one.annotation for one in shown}
@@ -178,8 +173,6 @@ def _show_signature(
 
 
 # --- The application, and the boundary where every ending becomes an exit code -------------------
-
-_AGAIN_SECONDS = 0.01
 
 app = typer.Typer(
     cls=HelpfulGroup,
@@ -210,13 +203,10 @@ def _exit_code(argv: list[str]) -> int:
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         code = int(exc.exit_code)
-    except (typer.Abort, KeyboardInterrupt) as exc:
-        # typer takes the EOFError of a file that was cut short for the end of standard input.
-        code = _report_damaged_bytecode(exc) or EXIT_INTERRUPTED
     except OSError as exc:
         return _report_unwritable_output(exc)
-    except Exception as exc:
-        return _report_usage_error(exc)
+    except (Exception, KeyboardInterrupt) as exc:
+        code = _report_damaged_bytecode(exc) or _report_error(exc)
     if code == EXIT_INTERRUPTED:
         # All is done: another Ctrl-C must not change the exit code on the way out.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,7 +232,6 @@ def _drop(stream: TextIO) -> None:
 
 
 def _is_writable(stream: TextIO) -> bool:
-    """Return False if what was printed last could not be written."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -257,24 +246,23 @@ def _print_error(*lines: str) -> None:
 
 def _report_damaged_bytecode(exc: BaseException) -> int:
     failure = _explain_damage(exc)
-    if failure is None:
-        return EXIT_OK
-    _print_error(f"error: {escape_invisible(failure.message)}", f"hint: {failure.hint}")
-    return EXIT_FAILURE
+    if failure is not None:
+        _print_error(f"error: {escape_invisible(failure.message)}", f"hint: {failure.hint}")
+    return EXIT_OK if failure is None else EXIT_FAILURE
 
 
 def _explain_damage(exc: BaseException) -> StagerError | None:
     file = damaged_bytecode.find_damaged_file(exc)
-    if not file:
-        return None
-    return StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT)
+    hint = damaged_bytecode.HINT
+    return StagerError(damaged_bytecode.message(file), hint=hint) if file else None
 
 
-def _report_usage_error(exc: Exception) -> int:
-    code = _report_damaged_bytecode(exc)
-    if code:
-        return code
-    if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
+def _report_error(exc: BaseException) -> int:
+    """Return the exit code of an interrupt, or report a usage error."""
+    # Before 3.12, an interrupt within a class's body is the cause of another error.
+    if isinstance(exc, typer.Abort | KeyboardInterrupt) or isinstance(
+        exc.__cause__, KeyboardInterrupt
+    ):
         return EXIT_INTERRUPTED
     if not hasattr(exc, "format_message"):
         raise exc
@@ -282,7 +270,6 @@ def _report_usage_error(exc: Exception) -> int:
     if type(exc).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return EXIT_USAGE
-    _suggest(exc)
     message = str(exc.format_message()).replace("a valid int range", "a whole number")
     command = context.command_path if context is not None else "stager"
     _print_error(
@@ -290,18 +277,6 @@ def _report_usage_error(exc: Exception) -> int:
         f"hint: `{command} --help` shows what can be given",
     )
     return int(getattr(exc, "exit_code", EXIT_USAGE))
-
-
-def _suggest(exc: Exception) -> None:
-    """Let the error of an unknown option name those that begin like it, where there are any."""
-    name, context = getattr(exc, "option_name", None), getattr(exc, "ctx", None)
-    if not hasattr(exc, "possibilities") or name is None or context is None:
-        return
-    known = [option for param in context.command.params for option in param.opts]
-    begin = name.rstrip("s")
-    exc.possibilities = [
-        option for option in known if len(begin) > 3 and option.startswith(begin)
-    ] or exc.possibilities
 
 
 def _install_signal_handlers() -> None:
@@ -325,7 +300,10 @@ def _interrupt_again(
         otherwise(dropped)
         return
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+
+_PROJECT_HELP = "Look for the settings in this folder and above it; ranks still run here."
 
 
 @app.callback(invoke_without_command=True)
@@ -334,13 +312,7 @@ def read_global_options(
     directory: Annotated[
         Path | None, path_flag("--directory DIR", "Go to this directory first.")
     ] = None,
-    project: Annotated[
-        Path | None,
-        path_flag(
-            "--project DIR",
-            "Look for the settings in this folder and above it; ranks still run here.",
-        ),
-    ] = None,
+    project: Annotated[Path | None, path_flag("--project DIR", _PROJECT_HELP)] = None,
     config: Annotated[
         Path | None,
         path_flag("--config FILE", "The settings file; paths in it start at its folder."),
@@ -358,20 +330,14 @@ def read_global_options(
             raise typer.BadParameter(
                 f"{directory}: {exc.strerror}", param_hint="--directory"
             ) from None
-    _check_place(project, config)
-    place = config or project
-    _place.set(None if place is None else place.absolute())
-
-
-def _check_place(project: Path | None, config: Path | None) -> None:
-    """Refuse two places of the settings, and one that is not there."""
-    if project is not None and config is not None:
-        raise typer.BadParameter("cannot be used with --config", param_hint="--project")
+    refuse_together(project=project, config=config)
     # Not the methods of Path, which raise where it is too long, or may not be looked at.
     if project is not None and not os.path.isdir(project):  # noqa: PTH112
         raise typer.BadParameter(f"{project} is not a directory", param_hint="--project")
     if config is not None and not os.path.isfile(config):  # noqa: PTH113
         raise typer.BadParameter(f"{config} is not a file", param_hint="--config")
+    place = config or project
+    _place.set(None if place is None else place.absolute())
 
 
 @contextmanager

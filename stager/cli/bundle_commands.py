@@ -13,7 +13,8 @@ import typer
 
 from bundle.protocol.enumerations import Action
 
-from .application import app, get_settings_place, option, path_flag, path_option
+from ..config.job_settings import JobOptions
+from .application import app, get_settings_place, option, path_flag, path_option, refuse_together
 from .options import (
     BundleId,
     JobTalk,
@@ -29,11 +30,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..config.load import Config
-    from ..inventory.inventory import Inventory
     from ..pack.bundle_file import ChosenBundle
-
-
-# --- ``stager init``: write a commented ``stager.toml`` ------------------------------------------
 
 
 @app.command()
@@ -51,17 +48,11 @@ def init(
     made = write_settings(place if place.is_dir() else Path.cwd(), source)
     if console.as_json:
         console.emit(made)
-    if made.requirements:
-        named = ", ".join(made.requirements)
-        console.say(f"wrote {made.path.name} for {named}; look at it, then: stager build")
-    else:
-        console.say(
-            f"wrote {made.path.name} without requirements: there is no {', '.join(GUESSES)} "
-            "here. Fill in environment.requirements, then: stager build"
-        )
-
-
-# --- ``stager config``: show every setting, its value, and where that came from ------------------
+    named = "".join(f" for {name}; look at it" for name in made.requirements) or (
+        f" without requirements: there is no {', '.join(GUESSES)} "
+        "here. Fill in environment.requirements"
+    )
+    console.say(f"wrote {made.path.name}{named}, then: stager build")
 
 
 @app.command()
@@ -79,18 +70,12 @@ def config(*, console: Talk) -> None:
     console.show(result, console.show_config)
 
 
-# --- ``stager lock``: pin the requirements in ``pylock.toml`` ------------------------------------
-
-
 @app.command()
 def lock(*, script: Script = None, resolving: Resolving, console: Talk) -> None:
     """Pin the requirements: pylock.toml, exact files and digests."""
     from .. import pipeline
 
     console.show(pipeline.lock(load_settings(script), resolving, console), console.show_lock)
-
-
-# --- ``stager build``: make the bundle from the project's settings --------------------------------
 
 
 @app.command()
@@ -135,15 +120,17 @@ def build(
 
     words = words or []
     _check_words(words, trace=trace, warm=warm)
-    if locked and (resolving.upgrade or resolving.upgrade_packages):
-        raise typer.BadParameter(
-            "cannot be used with --locked, which takes the lock as it is",
-            param_hint="--upgrade" if resolving.upgrade else "--upgrade-package",
-        )
+    refuse_together(upgrade=resolving.upgrade, locked=locked)
+    refuse_together(upgrade_package=resolving.upgrade_packages, locked=locked)
     options = replace(
         resolving, locked=locked, prove=not no_prove, output=output, sign=sign, jobs=jobs
     )
-    config = _load_settings(words, runs_command=trace or warm)
+    if trace or warm:
+        from ..jobs.preparation import load_project
+
+        config = load_project(None, start=get_settings_place(), command=words)
+    else:
+        config = load_settings(path_option(words[0]) if words else None)
     if on_node:
         options = replace(options, launcher=make_build_launcher(config, os.environ))
     try:
@@ -160,24 +147,18 @@ def build(
         console.say("what was fetched and made is kept: the next build goes on from there")
         raise
     if warm:
-        _run_smoke_test(words, console)
+        from ..jobs.outcome import make_run_result
+        from .job_commands import run_command
 
-
-def _run_smoke_test(command: Sequence[str], console: JobTalk) -> None:
-    """Run a command here, or in the allocation of this shell: what it compiles is kept."""
-    from ..config.job_settings import JobOptions
-    from ..jobs.outcome import make_run_result
-    from .job_commands import run_command
-
-    allocation = "auto" if os.environ.get("SLURM_JOB_ID") else "local"
-    options = JobOptions(allocation=allocation, command=tuple(command))
-    run_command(console, Action.RUN, options, make_run_result, console.show_run)
+        # What it compiles here, or in the allocation of this shell, is kept.
+        allocation = "auto" if os.environ.get("SLURM_JOB_ID") else "local"
+        job = JobOptions(allocation=allocation, command=tuple(words))
+        run_command(console, Action.RUN, job, make_run_result, console.show_run)
 
 
 def _check_words(words: Sequence[str], *, trace: bool, warm: bool) -> None:
+    refuse_together(trace=trace, warm=warm)
     named = "--trace" if trace else "--warm"
-    if trace and warm:
-        raise typer.BadParameter("cannot be used with --warm", param_hint=named)
     if (trace or warm) and not words:
         raise typer.BadParameter(
             "there is no smoke test to run; give one after two dashes: "
@@ -190,17 +171,6 @@ def _check_words(words: Sequence[str], *, trace: bool, warm: bool) -> None:
             f"{words[1]!r} cannot be used",
             param_hint="SCRIPT",
         )
-
-
-def _load_settings(words: Sequence[str], *, runs_command: bool) -> Config:
-    if not runs_command:
-        return load_settings(path_option(words[0]) if words else None)
-    from ..jobs.preparation import load_project
-
-    return load_project(None, start=get_settings_place(), command=words)
-
-
-# --- ``stager sign``: sign a bundle with an SSH key ----------------------------------------------
 
 
 @app.command()
@@ -240,9 +210,6 @@ def sign(
     console.show(make_signature(chosen, key, console.note), console.show_signature)
 
 
-# --- ``stager inspect``: show what is in a bundle ------------------------------------------------
-
-
 @app.command()
 def inspect(
     *,
@@ -261,44 +228,30 @@ def inspect(
     console: JsonTalk,
 ) -> None:
     """Show what is in a bundle."""
-    given = {"files": files, "licenses": licenses, "sbom": sbom}
-    views = [view for view, is_given in given.items() if is_given]
-    _check_views(views, output, console)
-    chosen, config = _choose_bundle(bundle, read_bundle_id(id))
-    if licenses or sbom:
-        from ..inventory.inventory import inventory, licence_list
-        from ..inventory.provenance import list_possible_locks
-
-        found = inventory(chosen, list_possible_locks(chosen.path, config))
-        if sbom:
-            _show_sbom(console, found, output, config)
-        else:
-            console.show(licence_list(found), console.show_licences)
+    refuse_together(files=files, licenses=licenses, sbom=sbom)
+    if sbom:
+        _write_sbom(console, bundle, id, output)
         return
+    if output is not None:
+        raise typer.BadParameter("is for --sbom only", param_hint="--output")
     from ..building.current_bundle import offline_root
     from ..core.store import Store
     from ..pack import members
     from ..trust import inspect_signature
 
+    chosen, config = _choose_bundle(bundle, read_bundle_id(id))
+    if licenses:
+        from ..inventory.inventory import inventory, licence_list
+        from ..inventory.provenance import list_possible_locks
+
+        found = inventory(chosen, list_possible_locks(chosen.path, config))
+        console.show(licence_list(found), console.show_licences)
+        return
     look = members.inspect_files if files else members.inspect
-    uses_code = config is not None and not config.trust.require
-    store = Store(offline_root(config)) if config is not None and uses_code else None
+    store = Store(offline_root(config)) if config and not config.trust.require else None
     result = look(chosen.path, asked=chosen.id, store=store)
     made = inspect_signature(config, chosen.path, result.id)
     console.show(replace(result, signature=made), console.show_inspection)
-
-
-def _check_views(views: Sequence[str], output: Path | None, console: JsonTalk) -> None:
-    """Refuse options of ``inspect`` that do not go together."""
-    if len(views) > 1:
-        raise typer.BadParameter(f"cannot be used with --{views[1]}", param_hint=f"--{views[0]}")
-    if output is not None and views != ["sbom"]:
-        raise typer.BadParameter("is for --sbom only", param_hint="--output")
-    if console.as_json and views == ["sbom"] and output is None:
-        raise typer.BadParameter(
-            "cannot be used with --sbom without --output: that prints JSON of its own",
-            param_hint="--json",
-        )
 
 
 def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:
@@ -318,11 +271,19 @@ def _choose_bundle(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Confi
     return chosen, None
 
 
-def _show_sbom(
-    console: JsonTalk, found: Inventory, output: Path | None, config: Config | None
+def _write_sbom(
+    console: JsonTalk, bundle: Path | None, id: str | None, output: Path | None
 ) -> None:
-    from ..inventory.inventory import sbom, unknown_sources, write_sbom
+    from ..inventory.inventory import inventory, sbom, unknown_sources, write_sbom
+    from ..inventory.provenance import list_possible_locks
 
+    if console.as_json and output is None:
+        raise typer.BadParameter(
+            "cannot be used with --sbom without --output: that prints JSON of its own",
+            param_hint="--json",
+        )
+    chosen, config = _choose_bundle(bundle, read_bundle_id(id))
+    found = inventory(chosen, list_possible_locks(chosen.path, config))
     console.show_missing_sources(unknown_sources(found), len(found.packages))
     if output is None:
         console.text(sbom(found))

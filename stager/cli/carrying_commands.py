@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 
 from bundle.protocol.counts import format_count
 
-from .application import app, get_settings_place, option, path_flag, path_option
+from .application import app, get_settings_place, option, path_flag, path_option, refuse_together
 from .options import (
     BundleChoice,
     BundleId,
@@ -22,6 +21,7 @@ from .options import (
     file_option,
     load_settings,
     read_bundle_id,
+    read_text,
     read_texts,
 )
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from ..config.job_settings import JobOptions
     from ..config.load import Config
     from ..pack.bundle_file import ChosenBundle
-
-
-# --- ``stager export``: write the bundle to a file that is carried, or to an image to mount ------
 
 
 @app.command()
@@ -65,42 +62,36 @@ def export(
     from ..carrying.exports import ExportOptions, export_project
     from ..carrying.image import export_image
 
-    of_file = {"--base": base, "--since": since, "--with-tool": with_tool, "--offline": offline}
-    of_file["--with-code"] = with_code
-    if squashfs and any(of_file.values()):
-        name = next(filter(of_file.get, of_file))
-        raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
-    if base and since:
-        raise typer.BadParameter("cannot be used with --since", param_hint="--base")
+    of_file = {"base": base, "since": since, "with-tool": with_tool, "offline": offline}
+    for name, value in {**of_file, "with-code": with_code}.items():
+        refuse_together(**{name: value}, squashfs=squashfs)
+    refuse_together(base=base, since=since)
     if offline and not with_tool:
         raise typer.BadParameter("is for --with-tool only", param_hint="--offline")
-    options = ExportOptions(
-        output=output,
-        base=read_bundle_id(base, "--base"),
-        since=_parse_moment(since),
-        with_tool=with_tool,
-        offline=offline,
-        with_code=with_code,
-    )
+    of_base, moment = read_bundle_id(base, "--base"), None
+    if since is not None:
+        moment = read_text(_read_moment, since, "--since", _MOMENTS)
     bundle, config = _choose_bundle(chosen, script)
     if squashfs:
         console.show(export_image(config, output, console, bundle), console.show_image)
-    else:
-        exported = export_project(config, replace(options, bundle=bundle), console)
-        console.show(exported, console.show_export)
+        return
+    options = ExportOptions(
+        output=output,
+        base=of_base,
+        since=moment,
+        with_tool=with_tool,
+        offline=offline,
+        with_code=with_code,
+        bundle=bundle,
+    )
+    console.show(export_project(config, options, console), console.show_export)
 
 
-def _parse_moment(text: str | None) -> datetime.datetime | None:
-    """Return the beginning of a day, or a time, in this machine's time zone; else a usage error."""
-    if text is None:
-        return None
-    try:
-        return datetime.datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: a date (2026-01-31) or a time (2026-01-31T12:00)",
-            param_hint="--since",
-        ) from None
+_MOMENTS = "a date (2026-01-31) or a time (2026-01-31T12:00)"
+
+
+def _read_moment(value: object) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(str(value)).astimezone()  # in this machine's time zone
 
 
 def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
@@ -111,9 +102,6 @@ def _choose_bundle(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle
         return None, load_settings(script)
     config = load_settings(script) if script else load_project(bundle, asked, get_settings_place())
     return choose_bundle(config, bundle, asked), config
-
-
-# --- ``stager import``: take a bundle out of a carried file --------------------------------------
 
 
 @app.command("import")
@@ -151,21 +139,13 @@ def import_file(
     asked = read_bundle_id(id)
     code = read_compiled_code(file) if with_code else {}
     result = import_bundle(
-        config,
-        file,
-        console,
-        asked=asked,
-        project=project,
-        for_builds=for_builds,
+        config, file, console, asked=asked, project=project, for_builds=for_builds
     )
     if code:
         import_compiled_code(config, code)
         files = format_count(len(code) // 2, "file")
         console.note(f"compiled code: {files}; `stager inspect` lists what fits a bundle")
     console.show(result, console.show_import)
-
-
-# --- ``stager mirror``: a folder of wheels with an index, for pip and uv inside an air gap -------
 
 
 @app.command()

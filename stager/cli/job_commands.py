@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ..forecast import PlannedJob
     from ..jobs.outcome import Outcome, SubmittedJob
 
-
-# --- The words behind a script: they go to the program, also where they look like ours -----------
 
 _TALK = frozenset({"--quiet", "--verbose", "--json", "--help"})
 """Options that many programs have, too, and that change nothing of a job."""
@@ -50,9 +49,6 @@ def _warn_about_misplaced_options(
 
 def _list_options(context: typer.Context) -> set[str]:
     return {word for param in context.command.params for word in param.opts}
-
-
-# --- The part that ``verify`` and ``run`` share: a job from its options to its exit code ---------
 
 
 def run_command(
@@ -85,7 +81,7 @@ def run_command(
         _start_hook(console, hook, CommandFailure.from_error(exc))
         raise typer.Exit(exc.exit_code) from None
     if not isinstance(ended, Outcome):
-        _show_planned(console, ended, has_hook=bool(hook))
+        _show_planned(console, ended, hook)
         raise typer.Exit
     if console.as_json:
         console.emit(result_of(ended))
@@ -102,20 +98,15 @@ def _start_hook(console: Console, hook: Sequence[str], result: object) -> None:
     run_hook(hook, result, console.warn)
 
 
-def _show_planned(console: Console, ended: SubmittedJob | PlannedJob, *, has_hook: bool) -> None:
+def _show_planned(console: Console, ended: SubmittedJob | PlannedJob, hook: Sequence[str]) -> None:
     from ..forecast import PlannedJob
 
     if isinstance(ended, PlannedJob):
         console.show(ended, console.show_plan)
         return
     console.show(ended, lambda job: console.data(job.job_id))
-    if has_hook:
-        console.warn(
-            "the on-failure command is not started for this job: nobody waits for it; --wait does"
-        )
-
-
-# --- ``stager verify``: put the bundle on every node and check it there --------------------------
+    if hook:
+        console.warn("--on-failure needs --wait: a submitted job is not watched")
 
 
 @app.command()
@@ -129,9 +120,6 @@ def verify(
 
     options = replace(options, show_all=console.verbose)
     run_command(console, Action.VERIFY, options, make_verify_result, console.show_verify)
-
-
-# --- ``stager run``: verify, then launch the command once for each rank --------------------------
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -150,9 +138,7 @@ def run(
     run_command(console, Action.RUN, options, make_run_result, console.show_run)
 
 
-# --- ``stager script``: print the batch script, to read, change and submit by hand ---------------
-
-_PANEL = "The script"
+_script_option = partial(option, rich_help_panel="The script")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -163,20 +149,15 @@ def script(
     options: Annotated[JobOptions, JobFlags("bundle", "bundle_id", SLURM, LAUNCH)],
     requeue: Annotated[
         bool,
-        option(
-            "--requeue",
-            "Requeue at the time limit; resume from a checkpoint.",
-            rich_help_panel=_PANEL,
-        ),
+        _script_option("--requeue", "Requeue at the time limit; resume from a checkpoint."),
     ] = False,
     embed: Annotated[
         bool | None,
-        option(
+        _script_option(
             "--embed/--no-embed",
             "Put the node program into the script (460 kB), or take it from the bundle, which"
             " nodes must see. Default: from a bundle on a shared file system.",
             show_default=False,
-            rich_help_panel=_PANEL,
         ),
     ] = None,
     console: JobTalk,
@@ -203,9 +184,6 @@ def script(
         console.note(note)
     text = make_submission(prepared, os.environ, requeue=requeue, embed=embed).script
     console.show(ScriptResult(script=text), lambda result: console.text(result.script))
-
-
-# --- ``stager exec``: run any command in the environment, on this machine ------------------------
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from ..console.job_result import Console
     from ..diagnosis.failure import Diagnosis
     from ..support.archive import Supported, SupportListing
-
-
-# --- ``stager logs``: show the logs of a job, merged by time -------------------------------------
 
 
 @app.command()
@@ -61,9 +57,6 @@ def logs(
         console.lines(merge_logs(files, lines), files, none)
 
 
-# --- ``stager stacks``: show where each rank of a job is -----------------------------------------
-
-
 @app.command()
 def stacks(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk) -> None:
     """Show where each rank of a running job is, and what it waits for."""
@@ -74,9 +67,6 @@ def stacks(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk)
         found.stacks,
         lambda _: console.data_lines([*describe_stacks(found, is_full=console.verbose)]),
     )
-
-
-# --- ``stager replay``: run a rank that failed again, here ---------------------------------------
 
 
 @app.command()
@@ -120,9 +110,6 @@ def replay(
     raise typer.Exit(result.exit_code)
 
 
-# --- ``stager diagnose``: say what failed first in a job, why, and what to do --------------------
-
-
 @app.command()
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTalk) -> None:
     """Say what failed first in a job, why, and what to do."""
@@ -132,17 +119,15 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, console: JobTal
     from ..logs.job_files import choose_log_dir
 
     folder = choose_log_dir(log_dir)
-    refusal = None
-    if job is None:  # what came last here may be a refusal
-        refusal = job_record.find_refused(folder, find_project_file(get_settings_place()))
+    # What came last here may be a refusal.
+    refusal = (
+        None if job else job_record.find_refused(folder, find_project_file(get_settings_place()))
+    )
     if refusal:
         found = diagnosis.diagnose_refused(refusal, folder)
     else:
         found = diagnosis.diagnose(choose_job_files(job, log_dir, console))
     console.show(found, console.show_diagnosis)
-
-
-# --- ``stager report``: write one HTML page about a job ------------------------------------------
 
 
 @app.command()
@@ -158,11 +143,6 @@ def report(
 
     page = write_report(choose_job_files(job, log_dir, console), output)
     console.show(page, lambda page: console.data(str(page.path)))
-
-
-# --- ``stager support``: pack the evidence of a job, without its secrets -------------------------
-
-_QUIET_SECONDS = 2.0  # seconds after which progress is shown
 
 
 @app.command()
@@ -189,24 +169,16 @@ def support(
         console.show(listing, lambda listing: _show_listing(console, listing, max_log_bytes))
         return
     options = SupportOptions(output=output, log_bytes=max_log_bytes, hide_names=hide_names)
-    begun = time.monotonic()
-
-    def step(name: str, done: int, total: int) -> None:
-        if time.monotonic() - begun > _QUIET_SECONDS:
-            console.step(name, done, total)
-
-    archive = make_support_archive(files, options, _describe_diagnosis, step=step)
+    console.begin("gathering the files")
+    archive = make_support_archive(files, options, _describe_diagnosis)
     console.show(archive, lambda archive: _show_archive(console, archive))
 
 
 def _show_archive(console: Console, archive: Supported) -> None:
     console.data(str(archive.archive))
-    total = sum(archive.redacted.values())
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(archive.redacted.items()))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in archive.redacted.items())
     content = f"{format_count(archive.files, 'file')}, {format_count(archive.size, 'byte')}"
-    console.say(f"{content}; taken out: {total}")
-    if kinds:
-        console.note(kinds)
+    console.say(f"{content}; taken out: {kinds or 0}")
     for line in archive.left_out:
         console.note(f"left out: {line}")
     console.say("review it before you send it: README.txt in it says what was done")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..config.job_settings import BUNDLE, SLURM, JobOptions
-from .application import app, get_settings_place, option, path_option
+from .application import app, get_settings_place, option, path_option, refuse_together
 from .options import (
     BundleChoice,
     DryRun,
@@ -21,8 +21,6 @@ from .options import (
     read_option,
     typer_option,
 )
-
-# --- ``stager estimate``: predict how long staging takes, and whether it pays --------------------
 
 
 @app.command()
@@ -56,18 +54,14 @@ def estimate(
 
 def _read_node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
     """Return numbers of nodes, each once, the fewest first; another value is a usage error."""
-    counts = set()
-    for word in (word.strip() for text in texts or () for word in text.split(",")):
-        count = int(word) if word.isascii() and word.isdigit() else 0
-        if not 1 <= count <= most:
+    words = [word.strip() for text in texts or () for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 1 <= int(word) <= most):
             raise typer.BadParameter(
                 f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64", param_hint="--nodes"
             )
-        counts.add(count)
-    return tuple(sorted(counts))
+    return tuple(sorted({int(word) for word in words}))
 
-
-# --- ``stager nodes``: list the nodes that failed lately, and forget those that were repaired ----
 
 MOST_DAYS = 90
 
@@ -111,7 +105,7 @@ def _read_node_names(texts: list[str] | None) -> frozenset[str]:
     return frozenset(names)
 
 
-# --- ``stager clean``: remove what nobody uses any more from the nodes and the offline root ------
+_ALL_HELP = "Remove every project's newest bundle as well, and those that batch scripts name."
 
 
 @app.command()
@@ -119,13 +113,7 @@ def clean(
     *,
     nodes_only: Annotated[bool, option("--nodes-only", "Leave the offline root alone.")] = False,
     store_only: Annotated[bool, option("--store-only", "Leave the nodes alone.")] = False,
-    everything: Annotated[
-        bool,
-        option(
-            "--all",
-            "Remove every project's newest bundle as well, and those that batch scripts name.",
-        ),
-    ] = False,
+    everything: Annotated[bool, option("--all", _ALL_HELP)] = False,
     wheels: Annotated[bool, option("--wheels", "Remove wheels that no lock names, too.")] = False,
     dry_run: DryRun = False,
     job: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, without=["avoid_bad"])],
@@ -137,8 +125,7 @@ def clean(
     from ..config.template import load_or_default
     from ..jobs.preparation import load_project
 
-    if nodes_only and store_only:
-        raise typer.BadParameter("cannot be used with --store-only", param_hint="--nodes-only")
+    refuse_together(nodes_only=nodes_only, store_only=store_only)
     options = pipeline.CleanOptions(
         nodes=not store_only,
         store=not nodes_only,
@@ -158,7 +145,7 @@ def clean(
     raise typer.Exit(code)
 
 
-# --- ``stager clean-node``: remove from this machine what nobody has used for days ---------------
+_MAX_GB_HELP = "GB that a user's environments may have; the least recently used go first."
 
 
 @app.command("clean-node")
@@ -176,14 +163,7 @@ def clean_node(
     days: Annotated[
         float, option("--days N", "Days that an unused environment stays.", min=0)
     ] = 7.0,
-    max_gb: Annotated[
-        float | None,
-        option(
-            "--max-gb N",
-            "GB that a user's environments may have; the least recently used go first.",
-            min=0,
-        ),
-    ] = None,
+    max_gb: Annotated[float | None, option("--max-gb N", _MAX_GB_HELP, min=0)] = None,
     dry_run: DryRun = False,
     console: Talk,
 ) -> None:
@@ -198,11 +178,7 @@ def clean_node(
 
     limits = clean.Retention(days, None if max_gb is None else int(max_gb * 1e9))
     roots = tuple(clean.clean_node([str(base) for base in bases or ()], limits, dry_run))
-    result = CleanNodeResult(
-        ok=not any(root.problems for root in roots),
-        dry_run=dry_run,
-        roots=roots,
-        bytes=sum(root.freed for root in roots),
-    )
+    is_ok, freed = not any(root.problems for root in roots), sum(root.freed for root in roots)
+    result = CleanNodeResult(ok=is_ok, dry_run=dry_run, roots=roots, bytes=freed)
     console.show(result, console.show_clean_node)
     raise typer.Exit(0 if result.ok else 1)

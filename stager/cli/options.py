@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# --- The amount and the form of a command's output, and the file that it writes ------------------
-
 
 def file_option(help: str) -> Any:  # noqa: ANN401
     """Return the option that names the file a command writes."""
@@ -89,9 +87,6 @@ else:
     Talk = Annotated[object, make_reports]
     QuietTalk = Annotated[object, _make_quiet_reports]
     JsonTalk = Annotated[object, _make_json_reports]
-
-
-# --- A job: its options follow from the rows of the settings --------------------------------------
 
 
 class JobFlags:
@@ -217,8 +212,6 @@ def read_bundle_id(text: str | None, option: str = "--id") -> str:
     return "" if text is None else read_text(checks.bundle_id, text, option, allowed)
 
 
-# --- The job whose logs a command reads ----------------------------------------------------------
-
 JobArgument = Annotated[
     str | None,
     typer.Argument(
@@ -239,14 +232,10 @@ def choose_job_files(
     if files.other_jobs:
         newest = max(log.job for log in files.logs)
         jobs = format_count(len(files.other_jobs) + 1, "job")
-        console.say(
-            f"newest job: {newest}, of {jobs} in {files.folder}; "
-            "--log-dir and a number choose another one"
-        )
+        choose = "--log-dir and a number choose another one"
+        console.say(f"newest job: {newest}, of {jobs} in {files.folder}; {choose}")
     return files
 
-
-# --- The pinning of the requirements: the options of ``lock`` and ``build`` ----------------------
 
 RESOLVERS = ("auto", "uv", "pip-tools")
 Offline = Annotated[bool, option("--offline", "Fetch nothing.")]
@@ -289,22 +278,18 @@ def _read_resolving(
         ),
     ] = None,
 ) -> Any:  # noqa: ANN401
-    """Return the options of a build that say how requirements are resolved."""
     from ..building.build import BuildOptions
+    from ..lock.resolver import ALLOWED, check_cutoff
 
-    for name in upgrade_package or ():
-        if not _is_name(name):
-            raise typer.BadParameter(
-                f"{name!r} is not the name of a package, a model or a data set",
-                param_hint="--upgrade-package",
-            )
     chosen: Any = read_text(checks.make_choice_check(RESOLVERS), resolver, "--resolver", "")
+    if exclude_newer is not None:
+        read_text(lambda text: check_cutoff(str(text)), exclude_newer, "--exclude-newer", ALLOWED)
     return BuildOptions(
         resolver=chosen,
         offline=offline,
         upgrade=upgrade,
         upgrade_packages=tuple(upgrade_package or ()),
-        exclude_newer=_read_cutoff(exclude_newer),
+        exclude_newer=exclude_newer,
     )
 
 
@@ -312,31 +297,3 @@ if TYPE_CHECKING:
     Resolving = BuildOptions
 else:
     Resolving = Annotated[object, _read_resolving]
-
-
-def _is_name(text: str) -> bool:
-    from packaging.utils import InvalidName, canonicalize_name
-
-    from ..hub.repositories import parse_request
-
-    try:
-        canonicalize_name(text, validate=True)
-    except InvalidName:
-        try:
-            parse_request("model", text)
-        except ValueError:
-            return False
-    return True
-
-
-def _read_cutoff(text: str | None) -> str | None:
-    from ..lock import resolver
-
-    if text is None:
-        return None
-    try:
-        return resolver.check_cutoff(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: {resolver.ALLOWED}", param_hint="--exclude-newer"
-        ) from None

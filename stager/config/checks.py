@@ -1,7 +1,6 @@
 """Checks of single values of the settings: each returns the value to use, or raises ValueError.
 
-Who reads a value knows its key, and the words for what is allowed. A check that knows more about
-what is wrong raises :class:`RefusedValue`.
+A check that knows more about what is wrong raises :class:`RefusedValue`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ _INTERFACE = r"[^\s/,=^]{1,15}"  # IFNAMSIZ is 16 with the closing zero byte
 
 
 class RefusedValue(ValueError):
-    """A value that is not allowed, and why: pairs of a place in the value and what is wrong there.
-
-    The place is what follows the key in a message: empty, ``[2]`` or ``.NAME``.
-    """
+    """Pairs of a place in a value as it follows its key (``[2]``, ``.NAME``), and what is wrong."""
 
     def __init__(self, *problems: tuple[str, str]) -> None:
         super().__init__("; ".join(problem for _, problem in problems))
@@ -51,14 +47,14 @@ class RefusedValue(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Generic[T_co]):
-    """A check, and the values that it allows as JSON Schema says it."""
+    """A check, and the values that it allows as JSON Schema says it, and in words."""
 
     read: Callable[[object], T_co]
     schema: Schema
-    """The allowed values: for a value that is written in TOML, and no narrower than the check."""
     item: Callable[[object], object] | None = None
+    """The check of an item of a list."""
     allowed: str = ""
-    """The allowed values in words; empty where the setting has words of its own."""
+    """Empty where the setting has words of its own."""
 
     def __call__(self, value: object) -> T_co:
         """Return the value to use."""
@@ -142,11 +138,8 @@ def make_enum_check(kind: type[EnumT]) -> Check[EnumT]:
     """A word of an enumeration."""
     words = [str(member) for member in kind]
     *first, last = (f'"{word}"' for word in words)
-    return Check(
-        read=lambda value: kind(text(value)),
-        schema={"enum": words},
-        allowed=f"{', '.join(first)} or {last}",
-    )
+    allowed = f"{', '.join(first)} or {last}"
+    return Check(read=lambda value: kind(text(value)), schema={"enum": words}, allowed=allowed)
 
 
 def make_choice_check(words: Collection[str]) -> Check[str]:
@@ -173,6 +166,10 @@ def command(value: object) -> tuple[str, ...]:
     return argv
 
 
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def make_number_check(least: int) -> Check[int]:
     """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
@@ -186,8 +183,6 @@ def make_number_check(least: int) -> Check[int]:
 
 
 count = make_number_check(1)
-
-
 _rank_word = make_choice_check(("auto", "gpu", "cpu"))
 
 
@@ -237,11 +232,8 @@ def gpus(value: object) -> str:
     ),
 )
 def memory(value: object) -> str:
-    """Memory of one node as Slurm writes it: megabytes, a number with K, M, G or T, or 0 for all.
-
-    ``64GB`` becomes ``64G``, which every version of Slurm reads.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    """Memory of one node as every version of Slurm reads it: ``64GB`` becomes ``64G``."""
+    if _is_number(value, 0):
         return str(value)
     return _full_match(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?", value).rstrip("Bb")
 
@@ -259,10 +251,7 @@ def size(value: object) -> int:
     return int(float(words[:-1] if unit > 0 else words) * 1000 ** max(0, unit))
 
 
-mount = make_pattern_check(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")
-"""A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
-
-
+mount = make_pattern_check(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")  # SOURCE:TARGET[:FLAGS]
 node_path = make_pattern_check(r"auto|auto-memory|(/|\$)(.|\n)*")
 """``auto``, or a path that means the same wherever a process on the node starts."""
 
@@ -271,12 +260,10 @@ def variables(value: object) -> tuple[tuple[str, str], ...]:
     """A table of environment variables with their values; numbers become text."""
     if not isinstance(value, dict):
         raise ValueError
-    pairs = []
-    for name, held in value.items():
-        if isinstance(held, bool) or not isinstance(held, (str, int)) or "\0" in str(held):
+    for held in value.values():
+        if isinstance(held, bool) or not isinstance(held, (str, int)):
             raise ValueError
-        pairs.append((_full_match(VARIABLE, name), str(held)))
-    return tuple(pairs)
+    return tuple((_full_match(VARIABLE, name), str(held)) for name, held in value.items())
 
 
 @check(
@@ -290,7 +277,7 @@ def slurm_time(value: object) -> str:
     """A time limit in one of Slurm's forms; a TOML time and a number of minutes are one too."""
     if isinstance(value, datetime.time) and not value.microsecond:
         return value.isoformat()
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if _is_number(value, 1):
         return str(value)
     return _full_match(_TIME, value)
 
@@ -342,12 +329,7 @@ def output(value: object) -> str:
     return path
 
 
-def _read_outputs(value: object) -> tuple[str, ...]:
-    return read_each((("", path) for path in texts(value)), output)
-
-
-outputs = Check(read=_read_outputs, schema=texts.schema, item=output, allowed=texts.allowed)
-"""A list of outputs; all that are outside are named."""
+outputs = replace(make_list_check(output), schema=texts.schema, allowed=texts.allowed)
 
 
 def bundle_id(value: object) -> str:
@@ -362,7 +344,7 @@ def bundle_id(value: object) -> str:
 def path(root: Path) -> Check[Path]:
     """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
 
-    @check(type="string", minLength=1)
+    @check(**text.schema)
     def read(value: object) -> Path:
         try:
             expanded = Path(text(value)).expanduser()
@@ -376,7 +358,7 @@ def path(root: Path) -> Check[Path]:
 def path_or_false(root: Path) -> Check[Path | None]:
     """A path, or false, which becomes None."""
 
-    @check(**_either({"type": "string", "minLength": 1}, {"const": False}))
+    @check(**_either(text.schema, {"const": False}))
     def read(value: object) -> Path | None:
         return None if value is False else path(root)(value)
 

@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core import toml
 from ..core.errors import ConfigError
 from ..core.files import read_bytes
-from .load import FILE_NAME, Config, find, parse
-from .table import Document, describe
+from .load import Config, find, parse
+from .table import Document, SettingsSource
 
 _START = "# /// script"
 # The expression of the specification, for blocks of the type "script".
@@ -43,8 +42,6 @@ def read_block(path: Path) -> Document | None:
     return toml.loads(before + content, path)
 
 
-# --- The settings of a script that brings its own (PEP 723), where no project does ---------------
-
 _SUFFIX = ".py"
 
 
@@ -63,10 +60,9 @@ def find_script(command: Sequence[str]) -> Path | None:
 
 
 def refuse_missing_script(command: Sequence[str]) -> None:
-    """Refuse a command whose script is not there."""
-    named = next((word for word in command if Path(word).suffix == _SUFFIX), None)
-    if named is not None:
-        _refuse_missing(named)
+    """Refuse a command whose first script is not there."""
+    for path in [word for word in command if Path(word).suffix == _SUFFIX][:1]:
+        _refuse_missing(path)
 
 
 def _refuse_missing(path: str) -> None:
@@ -75,14 +71,7 @@ def _refuse_missing(path: str) -> None:
 
 
 def load_script(path: Path) -> Config:
-    """Return the settings of a script: ``[tool.stager]`` of its block, and what the block asks for.
-
-    The folder that is shipped is this one if the script is below it, else that of the script.
-
-    Raises:
-        ConfigError: it has no block, the block has values that cannot be used, or the folder is the
-            home directory, which no job needs as a whole.
-    """
+    """Return a script's settings; what is shipped is this folder, or the script's elsewhere."""
     source, here = path.absolute(), Path.cwd()
     _refuse_missing(str(path))
     block, settings = read_block(source), find(here)
@@ -97,18 +86,19 @@ def load_script(path: Path) -> Config:
             hint=f'name "{path}" in environment.requirements of {settings.name}',
         )
     root = here if source.is_relative_to(here) else source.parent
-    data = _read_tool_table(block, path)
-    project = data["project"]
+    data = toml.get_table(block, "tool", "stager")
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
-    if str(root) == home and "path" not in project:
+    if str(root) == home and "path" not in toml.get_table(data, "project"):
         raise ConfigError(
             f"{path} lies in the home directory, all of which would be shipped with it",
-            hint=f"move it to a folder of its own, or write `[tool.stager.project]` with "
-            f'`path = "FOLDER"` into its block; {FILE_NAME} is not needed',
+            hint="move it to a folder of its own, or write `[tool.stager.project]` with "
+            '`path = "FOLDER"` into its block',
         )
-    data["environment"].setdefault("requirements", [source.relative_to(root).as_posix()])
-    project.setdefault("name", make_script_name(source))
-    return parse(data, root=root, source=source)
+    requirements = [source.relative_to(root).as_posix()]
+    name = make_script_name(source)
+    default = {"environment": {"requirements": requirements}, "project": {"name": name}}
+    defaults = [SettingsSource(str(source), "project", default)]
+    return parse(data, root=root, source=source, defaults=defaults)
 
 
 def explain_ignored_block(config: Config, command: Sequence[str]) -> Iterator[str]:
@@ -135,15 +125,3 @@ def explain_ignored_block(config: Config, command: Sequence[str]) -> Iterator[st
 def make_script_name(path: Path) -> str:
     """Return the name of a script's bundle, also part of its lock's file name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:60] or "script"
-
-
-def _read_tool_table(block: Document, path: Path) -> dict[str, Any]:
-    data = dict(toml.get_table(block, "tool", "stager"))
-    for key in ("environment", "project"):
-        data[key] = data.get(key, {})
-        if not isinstance(data[key], dict):
-            raise ConfigError(
-                f"{path}: tool.stager.{key}: found {describe(data[key])}, allowed: a table",
-                hint="docs/settings.md explains every key",
-            )
-    return data

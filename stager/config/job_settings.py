@@ -1,8 +1,7 @@
 """The settings of a job, one row each: ``[project]``, ``[cluster]``, ``[launch]``, and options.
 
-A row is the metadata of a dataclass's field. From it follow how the key is read and checked, the
-option of the command line and its help, how an option changes a setting, ``stager config``, the
-JSON Schema, and the options that Slurm gets. Nothing here is slow to import: ``--help`` needs it.
+From a row follow how the key is read and checked, the option and its help, how an option changes a
+setting, ``stager config``, the JSON Schema, and Slurm's options. ``--help`` imports this.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,18 +43,14 @@ class SettingRow(NamedTuple):
     allowed: str = ""
     default: object = None
     """The value of an absent key, as its user would write it; None and ``()`` for no value."""
-    starts_at_root: bool = False
-    """Whether it has paths, which start at the project's folder."""
-    flag: str = ""
-    """The option's names, and the word for its value: ``-p --partition NAME``; empty for none."""
+    starts_at_root: bool = False  # whether it has paths, which start at the project's folder
+    flag: str = ""  # the option's names, and the word for its value: ``-p --partition NAME``
     help: str = ""
     panel: str = ""
-    option_allowed: str = ""
-    """The allowed values of the option, in words, where they differ from the key's."""
+    option_allowed: str = ""  # the allowed values of the option, where they differ from the key's
     merge: Callable[[Any, Any], object] | None = None
     """Combines the key's value with the option's; None if the option replaces it."""
-    variable: str = ""
-    """Slurm's variable that has its value inside an allocation; empty where none has."""
+    variable: str = ""  # of Slurm, which has its value inside an allocation
 
     @property
     def option(self) -> str:
@@ -75,30 +71,31 @@ def setting(check: Callable[..., Any], allowed: str = "", **row: Any) -> Any:  #
 
 
 def _option(panel: str, check: Callable[..., Any], flag: str, help: str, **row: Any) -> Any:  # noqa: ANN401
-    """Return the field of an option, which may be a setting, too."""
     return setting(check, panel=panel, flag=flag, help=help, **row)
 
 
 _bundle = partial(_option, BUNDLE)
 _slurm = partial(_option, SLURM)
+_NODES = 'a node list without blanks, as in "node02,node[05-07]"'
+_slurm_nodes = partial(
+    _slurm, checks.node_list, option_allowed=_NODES, variable="SLURM_JOB_NODELIST"
+)
 _launch = partial(_option, LAUNCH)
 _batch = partial(_option, BATCH)
 
 
+def _slurm_name(flag: str, help: str, thing: str, variable: str) -> Any:  # noqa: ANN401
+    allowed = f"the name of {thing}"
+    return _slurm(checks.word, flag, help, allowed=allowed, variable=variable)
+
+
 def _join(setting: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
-    """Return both, one after the other, each entry once."""
     return tuple(dict.fromkeys((*setting, *option)))
 
 
 def join_nodes(*lists: str | None) -> str | None:
     """Return node lists as one; None for none."""
     return ",".join(filter(None, lists)) or None
-
-
-# --- The options that Slurm's commands share: settings, options of a job, and a request for nodes
-
-
-_NODES = 'a node list without blanks, as in "node02,node[05-07]"'
 
 
 # Only classes that derive from it are made.
@@ -122,45 +119,26 @@ class SlurmOptions:
         variable="SLURM_GPUS_PER_NODE",
     )
     """GPUs on each node, as Slurm writes it: ``4``, ``a100:4`` or ``v100:4,a100:2``."""
-    partition: str | None = _slurm(
-        checks.word,
-        "-p --partition NAME",
-        "Slurm partition.",
-        allowed="the name of a partition",
-        variable="SLURM_JOB_PARTITION",
+    partition: str | None = _slurm_name(
+        "-p --partition NAME", "Slurm partition.", "a partition", "SLURM_JOB_PARTITION"
     )
-    account: str | None = _slurm(
-        checks.word,
-        "-A --account NAME",
-        "Slurm account.",
-        allowed="the name of an account",
-        variable="SLURM_JOB_ACCOUNT",
+    account: str | None = _slurm_name(
+        "-A --account NAME", "Slurm account.", "an account", "SLURM_JOB_ACCOUNT"
     )
     time: str | None = _slurm(checks.slurm_time, "-t --time TIME", "Time limit, as in 00:30:00.")
-    """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``UNLIMITED``..."""
-    exclude: str | None = _slurm(
-        checks.node_list,
+    exclude: str | None = _slurm_nodes(
         "-x --exclude NODES",
         "Nodes to avoid, as in n02,n05.",
         allowed='nodes, for example "node0[1-3],node07" or a list',
-        option_allowed=_NODES,
         merge=join_nodes,
-        variable="SLURM_JOB_NODELIST",
     )
-    nodelist: str | None = _slurm(
-        checks.node_list,
+    nodelist: str | None = _slurm_nodes(
         "-w --nodelist NODES",
         "Nodes that must be among them.",
         allowed='nodes, for example "node0[1-3]" or a list',
-        option_allowed=_NODES,
-        variable="SLURM_JOB_NODELIST",
     )
-    qos: str | None = _slurm(
-        checks.word,
-        "--qos NAME",
-        "Quality of service.",
-        allowed="the name of a quality of service",
-        variable="SLURM_JOB_QOS",
+    qos: str | None = _slurm_name(
+        "--qos NAME", "Quality of service.", "a quality of service", "SLURM_JOB_QOS"
     )
     constraint: str | None = _slurm(
         checks.word,
@@ -168,12 +146,8 @@ class SlurmOptions:
         "Features that nodes must have.",
         allowed='features of nodes, for example "a100&nvlink"',
     )
-    reservation: str | None = _slurm(
-        checks.word,
-        "--reservation NAME",
-        "Slurm reservation.",
-        allowed="the name of a reservation",
-        variable="SLURM_JOB_RESERVATION",
+    reservation: str | None = _slurm_name(
+        "--reservation NAME", "Slurm reservation.", "a reservation", "SLURM_JOB_RESERVATION"
     )
     mem: str | None = _slurm(
         checks.memory,
@@ -181,7 +155,6 @@ class SlurmOptions:
         "Memory on each node, as in 64G.",
         variable="SLURM_MEM_PER_NODE",
     )
-    """Memory on each node: megabytes, or a number with K, M, G or T; 0 for all."""
     salloc_args: tuple[str, ...] = _slurm(
         checks.texts,
         "--salloc-arg ARG",
@@ -192,8 +165,6 @@ class SlurmOptions:
         merge=operator.add,
     )
 
-
-# --- ``[project]``, ``[cluster]`` and ``[launch]`` -----------------------------------------------
 
 _LONGEST_NAME = 100
 """A file's name has 255 bytes; a log's also has the job's id, a node's name and a task's number."""
@@ -251,7 +222,6 @@ class ClusterConfig(SlurmOptions):
         "Ask for K more nodes, to take the places of bad ones.",
         default=0,
     )
-    """Nodes besides, which get no ranks until they take the place of one that fails."""
     avoid_bad: bool = _slurm(
         checks.boolean,
         "--avoid-bad/--no-avoid-bad",
@@ -303,10 +273,7 @@ class LaunchConfig:
     )
     """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
     launcher: Launcher = _launch(
-        checks.make_enum_check(Launcher),
-        "--launcher",
-        "What starts the ranks.",
-        default="torchrun",
+        checks.make_enum_check(Launcher), "--launcher", "What starts the ranks.", default="torchrun"
     )
     backend: Backend = _launch(
         checks.make_enum_check(Backend),
@@ -333,7 +300,6 @@ class LaunchConfig:
         "Start all ranks again, if it makes sense, up to N times.",
         default=0,
     )
-    """How often all ranks are started again after a failure that may not come again."""
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
@@ -364,26 +330,15 @@ class LaunchConfig:
         merge=_join,
     )
     on_failure: tuple[str, ...] = _batch(
-        checks.command,
-        "--on-failure CMD",
-        "Start CMD if the job fails; it reads JSON.",
-        default=(),
+        checks.command, "--on-failure CMD", "Start CMD if the job fails; it reads JSON.", default=()
     )
-
-
-# --- The options of a job ------------------------------------------------------------------------
-
-
-def _read_hosts(value: object) -> tuple[str, ...]:
-    return (checks.word(value),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(SlurmOptions):
-    """The options of a job; None and ``()`` leave a value to the settings.
+    """The options of a job in the order of the help page; None and ``()`` leave it to the settings.
 
-    An option with the name of a setting changes it, and is read as it is. The others have a row of
-    their own. The order is that of the help page.
+    An option with the name of a setting is read as it is; the others have a row of their own.
     """
 
     nodes: tuple[int, int] | None = None
@@ -404,7 +359,7 @@ class JobOptions(SlurmOptions):
         default="auto",
     )
     hosts: tuple[str, ...] = _bundle(
-        _read_hosts,
+        lambda value: (checks.word(value),),
         "--hosts HOSTS",
         "Hosts to reach over ssh, as in node[01-08],user@gpu9.",
         allowed='hosts without blanks, as in "node[01-08],user@gpu9"',
@@ -449,17 +404,11 @@ class JobOptions(SlurmOptions):
     show_all: bool = False
 
 
-# --- The rows ------------------------------------------------------------------------------------
-
-
 def list_rows(kind: type) -> Mapping[str, SettingRow]:
     """Return the rows of a section, by the names of its fields; a subclass keeps those it has."""
-    found = {}
-    for base in reversed(kind.__mro__):
-        for one in getattr(base, "__dataclass_fields__", {}).values():
-            if "row" in one.metadata:
-                found[one.name] = one.metadata["row"]
-    return found
+    fields = [getattr(base, "__dataclass_fields__", {}).values() for base in kind.__mro__[::-1]]
+    rows = (one for one in chain(*fields) if "row" in one.metadata)
+    return {one.name: one.metadata["row"] for one in rows}
 
 
 @cache

@@ -1,7 +1,6 @@
 """``stager.toml``: finding it, checking every value in it, and the resulting values.
 
-Parsing happens here, once: after :func:`load` every value has its type and its range, paths are
-absolute, and defaults are filled in. A default of None means "decided later, from the machine".
+A default of None means "decided later, from the machine".
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ from bundle.redaction.secrets import mask_arguments, strip_url_secrets
 from ..core import toml
 from ..core.errors import ConfigError
 from ..core.values import Target
-from .job_settings import (
-    ClusterConfig,
-    LaunchConfig,
-    ProjectConfig,
-    list_rows,
-    make_project_name,
-)
+from .job_settings import ClusterConfig, LaunchConfig, ProjectConfig, list_rows, make_project_name
 from .sections import AssetsConfig, EnvironmentConfig, TrustConfig
 from .table import (
     OVERRIDING,
@@ -41,12 +34,13 @@ from .table import (
     SettingsSource,
     describe,
     find_user_file,
-    is_within,
+    is_fixed,
     load_default_sources,
 )
 
 FILE_NAME = "stager.toml"
 PYPROJECT = "pyproject.toml"
+_KEYS_HINT = "`stager init` writes a file that explains every key; so does docs/settings.md"
 SECTIONS = {
     "environment": EnvironmentConfig,
     "project": ProjectConfig,
@@ -62,8 +56,7 @@ SECTIONS = {
 class Config:
     """All settings of one project."""
 
-    root: Path
-    """The folder of the file; relative paths start here."""
+    root: Path  # the folder of the file; relative paths start here
     source: Path
     environment: EnvironmentConfig
     project: ProjectConfig
@@ -72,9 +65,7 @@ class Config:
     launch: LaunchConfig
     trust: TrustConfig = field(default_factory=TrustConfig)
     settings: tuple[ListedSetting, ...] = field(default=(), compare=False, repr=False)
-    """Each setting as it was written, and where."""
-    fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Keys and tables that the site's file fixes, such as ``cluster.partition`` and ``trust``."""
+    fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)  # as the site's file says
 
     @property
     def name(self) -> str:
@@ -83,7 +74,7 @@ class Config:
 
     def is_fixed(self, path: str) -> bool:
         """Return whether the site's file fixes a key, alone or with its table."""
-        return any(is_within(path, key) for key in self.fixed)
+        return is_fixed(path, self.fixed)
 
     def refuse_fixed(self, paths: Iterable[str]) -> None:
         """Refuse to change keys that the site's file fixes; all such are named."""
@@ -100,14 +91,10 @@ class NoSettingsError(ConfigError):
 
 
 def load(start: Path) -> Config:
-    """Find and read the project's settings.
+    """Read a settings file, or the nearest one in a folder or above it.
 
-    Args:
-        start: a settings file, or the folder from which to look upwards: the nearest
-            ``stager.toml``, or ``pyproject.toml`` with a ``[tool.stager]`` table, wins.
-
-    Raises:
-        ConfigError: no such file, not TOML, or values that cannot be used (all of them).
+    That is a ``stager.toml``, or a ``pyproject.toml`` with a ``[tool.stager]`` table. The error
+    names all values that cannot be used.
     """
     found = find(start)
     if found is None:
@@ -127,32 +114,19 @@ def load(start: Path) -> Config:
 
 
 def find(start: Path) -> Path | None:
-    """Return the settings file that :func:`load` reads; None if there is none.
-
-    Raises:
-        ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML; or a folder
-            may not be looked into.
-    """
+    """Return the settings file that :func:`load` reads; None if there is none."""
     start = Path(os.path.realpath(start)) if ".." in start.parts else start.absolute()
+    folders = [start, *start.parents]
+    files = (folder / name for folder in folders for name in (FILE_NAME, PYPROJECT))
     try:
-        return _find_nearest(start)
+        if start.is_file():
+            return start
+        return next(filter(_is_settings_file, files), None)
     except OSError as exc:
         raise ConfigError(
             f"cannot look for {FILE_NAME} at {exc.filename or start}: {exc.strerror or exc}",
             hint="check the path, and the permissions of the folders in it",
         ) from exc
-
-
-def _find_nearest(start: Path) -> Path | None:
-    if start.is_file():
-        return start
-    for folder in [start, *start.parents]:
-        own, shared = folder / FILE_NAME, folder / PYPROJECT
-        if own.is_file():
-            return own
-        if shared.is_file() and _mentions_us(shared):
-            return shared
-    return None
 
 
 def parse(
@@ -163,15 +137,10 @@ def parse(
     defaults: Sequence[SettingsSource] = (),
     env: Mapping[str, str] | None = None,
 ) -> Config:
-    """Turn parsed documents into checked values; touches no file.
+    """Turn a parsed document into checked values; touches no file.
 
-    Args:
-        data: the document (of a ``pyproject.toml``: the ``[tool.stager]`` table).
-        root: the folder that relative paths start from, wherever they are written.
-        source: the file the document was read from; a ``pyproject.toml`` supplies its own
-            dependencies as the default of ``environment.requirements``.
-        defaults: the user's own settings and the site's, for keys that the document does not have.
-        env: variables, which win over all of them, but for what the site has fixed.
+    Relative paths start at ``root``, wherever they are written. ``defaults`` are for keys that the
+    document does not have; variables win over all of them, but for what the site has fixed.
     """
     sources = [SettingsSource(name=str(source), origin="project", data=data), *defaults]
     reader = SettingsReader(sources, env or {})
@@ -184,20 +153,16 @@ def parse(
         section: kind(**reader.read(section, list_rows(kind), root, own_defaults.get(section, {})))
         for section, kind in SECTIONS.items()
     }
-    config = Config(
-        root=root,
-        source=source,
-        settings=tuple(reader.settings),
-        fixed=tuple(key for source in defaults for key in source.fixed),
-        **sections,
-    )
+    fixed = tuple(key for source in defaults for key in source.fixed)
+    settings = tuple(reader.settings)
+    config = Config(root=root, source=source, settings=settings, fixed=fixed, **sections)
     _check_together(config, reader)
     problems = reader.finish()
     if problems:
         many = format_count(len(problems), "problem")
         raise ConfigError(
             f"{', '.join(reader.places) or source}: {many} in the settings",
-            hint="`stager init` writes a file that explains every key; so does docs/settings.md",
+            hint=_KEYS_HINT,
             context=problems,
         )
     paths = config.assets.paths
@@ -207,10 +172,7 @@ def parse(
 
 
 def choose_ranks(config: LaunchConfig) -> LaunchConfig:
-    """Replace a word of torchrun for the ranks of a node.
-
-    Where the backend is not chosen, ``gpu`` asks for a GPU on each node, and ``cpu`` for none.
-    """
+    """Replace a word of torchrun for a node's ranks, which implies a backend if none is chosen."""
     known: dict[object, tuple[int | None, Backend]] = {
         "auto": (None, config.backend),
         "gpu": (None, Backend.NCCL),
@@ -222,43 +184,34 @@ def choose_ranks(config: LaunchConfig) -> LaunchConfig:
 
 
 def _check_together(config: Config, reader: SettingsReader) -> None:
-    """Note values that cannot be used beside others."""
     environment, cluster, trust = config.environment, config.cluster, config.trust
     if not environment.requirements and not reader.is_given("environment.requirements"):
-        reader.note(
-            "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
-        )
+        missing = 'missing; name what to install: ["requirements.txt"]'
+        reader.note("environment.requirements", missing)
     _check_target(environment, reader)
     if (cluster.min_nodes or 0) > cluster.nodes[1]:
-        reader.note(
-            "cluster.min-nodes", f"found {cluster.min_nodes}, which is more than cluster.nodes"
-        )
+        wrong = f"found {cluster.min_nodes}, which is more than cluster.nodes"
+        reader.note("cluster.min-nodes", wrong)
     if trust.require and not (trust.allowed_signers or reader.is_given("trust.allowed-signers")):
-        reader.note(
-            "trust.require", "true needs allowed-signers, the file with the keys that may sign"
-        )
+        wrong = "true needs allowed-signers, the file with the keys that may sign"
+        reader.note("trust.require", wrong)
 
 
 def _check_target(environment: EnvironmentConfig, reader: SettingsReader) -> None:
     """Note a target that cannot be: it is made later, its problem is listed with the others."""
+    python, platform = environment.python or "3.11", environment.platform
     try:
-        Target(
-            python=environment.python or "3.11",
-            platform=environment.platform or "manylinux_2_28_x86_64",
-        )
+        Target(python=python, platform=platform or "manylinux_2_28_x86_64")
     except ConfigError as exc:
         reader.problems.append(exc.message)
 
 
-def find_project_file(start: Path | None = None) -> Path:
-    """Return the settings file of a directory (None: this one); the directory if there is none."""
+def find_project_file(start: Path) -> Path:
+    """Return the settings file of a directory; the directory if it has none that can be read."""
     try:
-        start = start or Path.cwd()
         return find(start) or start
     except ConfigError:
-        return Path.cwd()
-    except OSError:  # the directory is gone
-        return Path()
+        return start
 
 
 def _get_own_table(data: Document, path: Path) -> Document:
@@ -269,12 +222,14 @@ def _get_own_table(data: Document, path: Path) -> Document:
         return own
     raise ConfigError(
         f"{path}: tool.stager: found {describe(own)}, allowed: a table, written [tool.stager]",
-        hint="`stager init` writes a file that explains every key; so does docs/settings.md",
+        hint=_KEYS_HINT,
     )
 
 
-def _mentions_us(path: Path) -> bool:
-    """Return whether a pyproject.toml has our table; ignore a broken one without it."""
+def _is_settings_file(path: Path) -> bool:
+    """Return whether a file is there, and a pyproject.toml has our table, be it broken."""
+    if path.name == FILE_NAME or not path.is_file():
+        return path.is_file()
     try:
         tool = toml.read(path).get("tool")
         return isinstance(tool, Mapping) and "stager" in tool
@@ -282,9 +237,6 @@ def _mentions_us(path: Path) -> bool:
         if b"[tool.stager" in path.read_bytes():
             raise
         return False
-
-
-# --- Every setting, its value, and where that came from: the result of ``stager config`` ---------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +276,6 @@ def _mask_setting(
 
 
 def _mask_value(value: object) -> object:
-    """Convert a value for JSON, with secrets masked."""
     if isinstance(value, Enum | Path | datetime.date | datetime.time):
         return str(value)
     if isinstance(value, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,22 +14,17 @@ from . import checks
 from .checks import Check
 from .job_settings import setting
 
-# --- ``[environment]``: the requirements of the environment, and the machine it is for -----------
-
 OF_NODE, BUNDLED = "node", "bundled"
 """Words for ``interpreter``: the nodes' own Python, or the one that is at hand here."""
-INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")
-"""What uv may do where several indexes have a package."""
+INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")  # of uv
 HEADERS, TESTS = "headers", "tests"
-PRUNABLE = (HEADERS, TESTS)
-"""Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
+PRUNABLE = (HEADERS, TESTS)  # :mod:`stager.layers.prune` defines the files of each
 _PRUNABLE = " and ".join(f'"{word}"' for word in PRUNABLE)
-VERSION = checks.make_pattern_check(r"3\.\d+")  # a version of Python
-VERSIONS = 'major.minor in quotes, for example "3.11"'  # such versions, in words
+# A version of Python and a platform that wheels are for, and such ones in words.
+VERSION = checks.make_pattern_check(r"3\.\d+")
+VERSIONS = 'major.minor in quotes, for example "3.11"'
 PLATFORM = checks.make_pattern_check(r"(manylinux|musllinux)_\d+_\d+_\w+")
-"""A platform that wheels are for."""
 PLATFORMS = 'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"'
-"""Such platforms, in words."""
 _PACKAGE = r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?"
 _TORCH = checks.make_pattern_check(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
 
@@ -69,9 +63,7 @@ def _read_entry(entry: str) -> str:
     if not colon:
         if entry in PRUNABLE:
             return entry
-        near = difflib.get_close_matches(entry.lower(), PRUNABLE, n=1)
-        there = f'did you mean "{near[0]}"?' if near else f"known are {_PRUNABLE}"
-        raise ValueError(f"unknown word {entry!r}; {there}")
+        raise ValueError(f"unknown word {entry!r}; known are {_PRUNABLE}")
     if not re.fullmatch(_PACKAGE, name):
         raise ValueError(f"{entry!r} begins with no package's name: write PACKAGE:PATTERN")
     if not pattern.strip("/ ") or pattern.startswith(("#", "!")) or not pattern.isprintable():
@@ -141,8 +133,6 @@ class EnvironmentConfig:
     path of a Python, or of its folder, that the bundle is to bring."""
 
 
-# --- ``[assets]``: models and data, fetched at build time and never later ------------------------
-
 _OURS = re.compile(rf"PATH$|STAGER_|{DROPPED.pattern}|{RANK.pattern}")
 """Variables that ranks do not get from the settings."""
 _REPOSITORIES = 'a list of names on the hub, for example ["org/name", "org/name@revision"]'
@@ -166,15 +156,19 @@ def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
     return read
 
 
+def _refuse_ours(name: str) -> str:
+    if _OURS.match(name) or name in CODE:
+        raise ValueError("stager sets this variable itself")
+    return name
+
+
+_NAMES = checks.make_list_check(checks.make_pattern_check(checks.VARIABLE))
+
+
 @checks.check(type="array", items={"type": "string", "pattern": f"^{checks.VARIABLE}$"})
 def _cache_variables(value: object) -> tuple[str, ...]:
-    def read_name(name: str) -> str:
-        if _OURS.match(name) or name in CODE:
-            raise ValueError("stager sets this variable itself")
-        return name
-
-    names = checks.make_list_check(checks.make_pattern_check(checks.VARIABLE))(value)
-    return checks.read_each(((f"[{number}]", name) for number, name in enumerate(names)), read_name)
+    names = ((f"[{number}]", name) for number, name in enumerate(_NAMES(value)))
+    return checks.read_each(names, _refuse_ours)
 
 
 def _make_variables_check(root: Path) -> Callable[[object], tuple[tuple[str, Path], ...]]:
@@ -218,9 +212,6 @@ class AssetsConfig:
     models: tuple[HubRequest, ...] = setting(_repositories("model"), _REPOSITORIES, default=())
     datasets: tuple[HubRequest, ...] = setting(_repositories("dataset"), _REPOSITORIES, default=())
     spaces: tuple[HubRequest, ...] = setting(_repositories("space"), _REPOSITORIES, default=())
-
-
-# --- ``[trust]``: whose signature a bundle must have before anything of it runs ------------------
 
 
 @dataclass(frozen=True, kw_only=True)

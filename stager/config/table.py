@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import difflib
+import itertools
 import os
 import shlex
 import stat
@@ -21,34 +21,9 @@ from ..core.errors import ConfigError
 from .checks import RefusedValue
 from .job_settings import SettingRow, make_key
 
-# --- The places that settings come from, and the rule by which a variable is named after a key
-
 Document = Mapping[str, Any]  # a parsed TOML document, or a table of one
 PREFIX = "STAGER_"
 TABLES = ("environment", "project", "assets", "cluster", "launch")
-
-_TAKEN = frozenset(
-    f"STAGER_{name}"
-    for name in (
-        *(
-            "ASSETS",
-            "ATTEMPT",
-            "ENV",
-            "IMPORTS",
-            "JOB_DIR",
-            "LINGER_SECONDS",
-            "NODE",
-            "NODE_ROOT",
-            "OUTPUT",
-        ),
-        *("OUTPUT_NONCE", "PATCHES", "PATCHES_SAID", "PROCESS", "PROJECT", "SILENCE_SECONDS"),
-        *("TRAINER", "WATCH"),
-    )
-)
-"""Variables that mean something else: most of them are set for ranks, and seen by a stager that a
-rank or `stager exec` starts."""
-_TAKEN_PREFIXES = ("STAGER_PROGRAM_", "STAGER_TEST_", "STAGER_TORTURE_")
-_NEAR = 0.85
 SITE_FILE = Path("/etc/stager/config.toml")
 """The site's settings: below all others, and above them for the keys that ``fixed`` lists."""
 OVERRIDING = {"environment.offline-root": "OFFLINE_ROOT", "cluster.node-root": ROOT_VARIABLE}
@@ -60,20 +35,14 @@ class SettingsSource(NamedTuple):
     """A place that settings come from."""
 
     name: str
-    origin: str
-    """``project``, ``user`` or ``site``."""
+    origin: str  # ``project``, ``user`` or ``site``
     data: Document
-    fixed: tuple[str, ...] = ()
-    """Keys and tables of it that no other place may change: ``trust``, ``cluster.node-root``."""
-
-    def is_fixed(self, path: str) -> bool:
-        """Return whether no other place may change a setting."""
-        return any(is_within(path, key) for key in self.fixed)
+    fixed: tuple[str, ...] = ()  # keys and tables that no other place may change
 
 
-def is_within(path: str, key: str) -> bool:
-    """Return whether a key path is this one, or lies in this table."""
-    return path == key or path.startswith(f"{key}.")
+def is_fixed(path: str, fixed: Sequence[str]) -> bool:
+    """Return whether a key path, or its table, is one of these."""
+    return path in fixed or path.partition(".")[0] in fixed
 
 
 def make_variable_name(path: str) -> str:
@@ -99,12 +68,10 @@ def read_text_forms(text: str) -> Iterator[object]:
 def find_user_file(env: Mapping[str, str]) -> Path:
     """Return the path of the user's own settings; the file may be absent."""
     base = env.get("XDG_CONFIG_HOME", "")
-    # The XDG base directory specification has a relative path ignored.
-    if base.startswith("/"):
-        return Path(base) / "stager" / "config.toml"
-    home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
-    folder = Path(home if home.startswith("/") else NO_HOME) / ".config"
-    return folder / "stager" / "config.toml"
+    if not base.startswith("/"):  # the XDG base directory specification has a relative one ignored
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
+        base = f"{home if home.startswith('/') else NO_HOME}/.config"
+    return Path(base) / "stager" / "config.toml"
 
 
 def load_default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
@@ -151,53 +118,27 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def find_misspelt_variables(
-    env: Mapping[str, str], known: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield each variable that looks like a setting's and is none of them, with what is wrong."""
-    begins = tuple(make_variable_name(f"{table}.") for table in TABLES)
-    for name in sorted(env):
-        foreign = not name.startswith(PREFIX) or name in _TAKEN
-        if foreign or name in known or name.startswith(_TAKEN_PREFIXES):
-            continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
-        if near:
-            yield name, f"unknown variable; did you mean {near[0]}?"
-        elif name.startswith(begins):
-            yield name, "unknown variable; `stager config` lists the known ones"
-
-
 @dataclass(frozen=True)
 class ListedSetting:
     """A setting as ``stager config`` shows it, or a place that has a value for it."""
 
     key: str
     value: Any
-    """Its value as it was written, without secrets, else the default that is in force; null where
-    that is decided later, by the nodes or Slurm, or there is none."""
-    origin: str = "default"
-    """``variable``, ``project``, ``user``, ``site`` or ``default``."""
-    place: str = ""
-    """The file or the variable; empty for a default."""
-    variable: str = ""
-    """The variable that can set it."""
+    """As it was written, without secrets, else the default; null if that is decided later."""
+    origin: str = "default"  # or ``variable``, ``project``, ``user`` or ``site``
+    place: str = ""  # the file or the variable; empty for a default
+    variable: str = ""  # the variable that can set it
 
 
 class SettingsReader:
-    """Reads documents row by row: fixed values win, then variables, then the first document.
-
-    Attributes:
-        problems: one line for each problem.
-        places: the files and variables that have them.
-        settings: what was read, in this order.
-    """
+    """Reads documents row by row: fixed values win, then variables, then the first document."""
 
     def __init__(self, sources: Sequence[SettingsSource], env: Mapping[str, str]) -> None:
         self._sources = sources
         self._env = env
         self._known: list[str] = []
         self.problems: list[str] = []
-        self.places: dict[str, None] = {}
+        self.places: dict[str, None] = {}  # the files and variables that have problems
         self.settings: list[ListedSetting] = []
 
     def read(
@@ -234,7 +175,7 @@ class SettingsReader:
     def _choose(self, key: str) -> ListedSetting | None:
         """Return the value that counts; note others where the site has fixed it."""
         found = self._list_values(key)
-        fixed = next((source for source in self._sources if source.is_fixed(key)), None)
+        fixed = next((source for source in self._sources if is_fixed(key, source.fixed)), None)
         if fixed is None:
             return next(iter(found), None)
         own = next((one for one in found if one.place == fixed.name), None)
@@ -245,17 +186,13 @@ class SettingsReader:
         return own
 
     def _list_values(self, key: str) -> list[ListedSetting]:
-        """Return the values of a key by their places, the place that counts most first."""
         variable = make_variable_name(key)
-        written = ((source, _get_value(source, key)) for source in self._sources)
-        return [
-            *self._list_variable(key, variable),
-            *(
-                ListedSetting(key, value, source.origin, source.name, variable)
-                for source, value in written
-                if value is not None
-            ),
-        ]
+        found = self._list_variable(key, variable)
+        for source in self._sources:
+            value = _get_value(source, key)
+            if value is not None:
+                found.append(ListedSetting(key, value, source.origin, source.name, variable))
+        return found
 
     def _list_variable(self, key: str, name: str) -> list[ListedSetting]:
         text = self._env.get(name)
@@ -286,25 +223,30 @@ class SettingsReader:
     def finish(self) -> list[str]:
         """Return all problems, including keys and variables that nothing read."""
         self._note_unknown_keys()
-        for source in self._sources:
-            for key in source.fixed:
-                if not any(is_within(path, key) for path in self._known):
-                    self.problems.append(f"fixed in {source.name}: {key} is no setting")
-                    self.places[source.name] = None
-        names = [setting.variable for setting in self.settings]
-        for name, problem in find_misspelt_variables(self._env, names):
-            self._note(ListedSetting(name, None, "variable", name), problem)
+        fixed = [(source, key) for source in self._sources for key in source.fixed]
+        for source, key in fixed:
+            if key not in self._known:
+                self.problems.append(f"fixed in {source.name}: {key} is no setting")
+                self.places[source.name] = None
+        self._note_unknown_variables()
         return self.problems
+
+    def _note_unknown_variables(self) -> None:
+        known = [setting.variable for setting in self.settings]
+        begins = tuple(make_variable_name(f"{table}.") for table in TABLES)
+        for name in sorted(self._env):
+            if name.startswith(begins) and name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+                meant = f"did you mean {near[0]}?" if near else "`stager config` lists the known"
+                found = ListedSetting(name, None, "variable", name)
+                self._note(found, f"unknown variable; {meant}")
 
     def _note_unknown_keys(self) -> None:
         tables = [key for key in self._known if "." not in key]
-        for table in ("", *tables):
-            for source in self._sources:
-                for key in _list_key_paths(source, table):
-                    if key not in self._known:
-                        self._note_key(
-                            key, source, f"unknown key; {_suggest_key(key, self._known)}"
-                        )
+        for table, source in itertools.product(("", *tables), self._sources):
+            for key in _list_key_paths(source, table):
+                if key not in self._known:
+                    self._note_key(key, source, f"unknown key; {_suggest_key(key, self._known)}")
 
 
 def _list_readings(found: ListedSetting) -> Iterable[object]:
@@ -322,10 +264,8 @@ def _read_first(
     for reading in _list_readings(found):
         try:
             return check(reading), reading, ()
-        except RefusedValue as exc:
-            problems = exc.problems
-        except ValueError:
-            continue
+        except ValueError as exc:
+            problems = exc.problems if isinstance(exc, RefusedValue) else problems
     return None, found.value, problems
 
 
@@ -343,25 +283,17 @@ def _get_value(source: SettingsSource, path: str) -> object:
     return content.get(key) if isinstance(content, Mapping) else None
 
 
-_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (str, "the string {!r}"),
-    ((int, float), "the number {}"),
-    ((datetime.datetime, datetime.date, datetime.time), "the date or time {}"),
-    (Mapping, "a table"),
-)
-
-
 def describe(value: object) -> str:
     """Return a TOML value in words: its type, and the value itself if it is short."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    try:
-        for kind, words in _KINDS:
-            if isinstance(value, kind):
-                return words.format(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return "a number of thousands of digits"
-    return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
+    if isinstance(value, list):
+        return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, str):
+        return f"the string {value!r}"
+    return f"the {'number' if isinstance(value, int | float) else 'date or time'} {value}"
 
 
 def _has_nul(value: object) -> bool:
@@ -374,13 +306,9 @@ def _has_nul(value: object) -> bool:
 
 
 def _suggest_key(path: str, known: list[str]) -> str:
-    """Suggest the known key path most like this one: in its own table first, then in any."""
     table, _, name = path.rpartition(".")
-    paths = {key: key.rpartition(".") for key in known}
-    siblings = {last: key for key, (start, _, last) in paths.items() if start == table}
-    namesakes = {paths[key][2]: key for key in reversed(known)}
-    for candidates, cutoff in ((siblings, 0.6), (namesakes, 0.75)):
-        match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
-        if match:
-            return f"did you mean {candidates[match[0]]}?"
-    return f"known are {', '.join(siblings)}"
+    siblings = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == table]
+    near = difflib.get_close_matches(name, siblings, n=1)
+    meant = [f"{table}.{near[0]}".lstrip(".")] if near else []
+    meant += [key for key in known if key.endswith(f".{name}")]
+    return f"did you mean {meant[0]}?" if meant else f"known are {', '.join(siblings)}"

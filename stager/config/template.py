@@ -10,16 +10,10 @@ from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ConfigError, StagerError
-from . import foreign_files
 from .load import FILE_NAME, Config, find, load, parse
 from .table import load_default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
-_READ = (
-    *("*.in", "*.txt", "uv.lock", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl"),
-    "*.tar.gz",
-)
-"""Names of files that ``environment.requirements`` may name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +25,7 @@ class InitResult:
 
 
 def write_settings(folder: Path, source: Path | None) -> InitResult:
-    """Write ``stager.toml`` in a folder.
-
-    Args:
-        folder: the project's folder.
-        source: the requirements file to name, or a folder to take the first of the usual files
-            from; None looks in ``folder`` itself.
-    """
+    """Write ``stager.toml`` in a folder, for a requirements file or a usual one in a folder."""
     path = folder / FILE_NAME
     requirements = _choose_requirements(folder, source)
     text = fill_template(requirements)
@@ -62,45 +50,17 @@ def fill_template(requirements: Sequence[str]) -> str:
     return text.replace("requirements = []", line, 1)
 
 
-def find_unnamed_requirements(folder: Path) -> str:
-    """Return the requirements file that a project without requirements may mean; empty if none."""
-    return next((name for name in GUESSES if (folder / name).is_file()), "")
-
-
 def _choose_requirements(folder: Path, source: Path | None) -> list[str]:
-    """Return the value of ``environment.requirements``; empty if there is no file to name."""
-    if source is not None and not (folder / source).is_dir():
-        _require_readable(folder, source)
-        return [str(source)]
     place = source or Path()
-    found = find_unnamed_requirements(folder / place)
-    if found:
-        return [str(place / found)]
-    wanted = ", ".join(GUESSES)
-    where = "here" if source is None else f"in {source}"
-    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
-    for other in filter(foreign_files.is_export_needed, names):
+    if source is not None and (folder / source).is_file():
+        return [str(source)]
+    found = next((name for name in GUESSES if (folder / place / name).is_file()), "")
+    if not found and source is not None:
         raise ConfigError(
-            f"stager cannot use {other} {where}, and there is no {wanted} {where}",
-            hint=f"{foreign_files.make_remedy(other)}; `stager init` then finds it by itself",
-        )
-    if source is not None:
-        raise ConfigError(
-            f"there is no requirements file {where}: none of {wanted}",
+            f"{source} is no file, and has none of {', '.join(GUESSES)} in it",
             hint="name another file or folder with --from; without --from an empty list is written",
         )
-    return []
-
-
-def _require_readable(folder: Path, source: Path) -> None:
-    if not (folder / source).is_file():
-        there = [name for name in GUESSES if (folder / name).is_file()]
-        known = f"; here: {', '.join(there)}" if there else ""
-        hint = f"name a requirements file with --from{known}"
-        raise ConfigError(f"there is no file {source}", hint=hint)
-    if not any(source.match(pattern) for pattern in _READ):
-        hint = foreign_files.make_remedy(source.name)
-        raise ConfigError(f"{source} is not a requirement file", hint=hint)
+    return [str(place / found)] if found else []
 
 
 def load_or_default(start: Path) -> Config:

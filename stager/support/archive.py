@@ -9,7 +9,7 @@ import re
 import socket
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from itertools import chain, count
@@ -67,11 +67,6 @@ def _find_in_text(text: bytes) -> Iterator[bytes]:
             yield value
 
 
-# --- The archive: members in order, no owners, no times, written beside its place and renamed ----
-
-_LEVEL = 6
-
-
 class ArchiveWriter:
     """An archive whose members wait in a temporary file until all are known."""
 
@@ -104,7 +99,7 @@ class ArchiveWriter:
     def write(self, target: Path, top: str) -> int:
         """Write the archive, and return its size in bytes."""
         with write_output(target, permissions.make_opener(LogMode.PRIVATE)) as out:
-            packed = gzip.GzipFile("", "wb", compresslevel=_LEVEL, fileobj=out, mtime=0)
+            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=out, mtime=0)
             form = tarfile.GNU_FORMAT
             with packed, tarfile.open(fileobj=packed, mode="w", format=form) as archive:
                 for name, (start, size) in sorted(self.members.items()):
@@ -116,10 +111,6 @@ class ArchiveWriter:
             return out.tell()
 
 
-# --- An archive of the evidence of a job, to be carried out of a site without a network ----------
-
-Step = Callable[[str, int, int], None]
-"""Called with the name of what is read, how many are done, and of how many."""
 _NAME = "stager-support-"
 _UNFIT = re.compile(r"[^\w.,@+=~ -]|[^\x20-\x7e]")
 _MARK = re.compile(r"\[redacted: ([\w-]+)\]")
@@ -129,11 +120,9 @@ _MARK = re.compile(r"\[redacted: ([\w-]+)\]")
 class SupportOptions:
     """The options of the archive."""
 
-    output: Path | None = None
-    """Its file, or the directory for it; None for this directory."""
+    output: Path | None = None  # its file, or the directory for it; None for this directory
     log_bytes: int = LOG_BYTES
-    hide_names: bool = False
-    """Replace users, machines and addresses by pseudonyms."""
+    hide_names: bool = False  # replace users, machines and addresses by pseudonyms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +130,10 @@ class Supported:
     """An archive that was made."""
 
     ok: bool = True
-    """True: an archive that cannot be made is an error."""
     archive: Path
     size: int = field(metadata={"json": "bytes"})
     files: int
-    redacted: dict[str, int]
-    """The number of secrets that were taken out, by kind."""
+    redacted: dict[str, int]  # how many secrets were taken out, by kind
     left_out: tuple[str, ...] = field(metadata={"json": None})
 
 
@@ -173,21 +160,17 @@ def make_support_archive(
     options: SupportOptions,
     describe: Describe,
     environment: Mapping[str, str] = os.environ,
-    step: Step = lambda name, done, total: None,
 ) -> Supported:
     """Make the archive."""
-    gathering = _Gathering(collect_contents(files, Path.cwd()), options, step, environment)
+    gathering = _Gathering(collect_contents(files, Path.cwd()), options, environment)
     with ArchiveWriter() as archive:
         try:
             left_out = gathering.fill(archive, describe)
             if gathering.has_learned():  # what was added before may contain what was learned after
                 left_out = gathering.fill(archive, describe)
         except OSError as exc:
-            raise StagerError(
-                f"cannot gather the files: {exc.strerror or exc}",
-                hint="they are kept in $TMPDIR until the archive is written: make sure that it "
-                "has room",
-            ) from exc
+            hint = "they are kept in $TMPDIR until the archive is written: it needs room"
+            raise StagerError(f"cannot gather the files: {exc.strerror or exc}", hint=hint) from exc
         output = expand_home(options.output or Path())
         target = output / f"{gathering.top}.tar.gz" if output.is_dir() else output
         place = resolve_output(target.absolute(), files, "the archive")
@@ -203,14 +186,11 @@ def make_support_archive(
 def list_support_files(files: JobFiles, log_bytes: int) -> SupportListing:
     """Return what would go in; nothing is written, and no log is read."""
     found = collect_contents(files, Path.cwd())
-    items = sorted(found.items, key=lambda item: item.name)
-    return SupportListing(
-        files=tuple(
-            ListedFile(name=item.name, bytes=item.size, cut=item.is_cut(log_bytes))
-            for item in items
-        ),
-        left_out=found.left_out,
+    listed = (
+        ListedFile(name=item.name, bytes=item.size, cut=item.is_cut(log_bytes))
+        for item in sorted(found.items, key=lambda item: item.name)
     )
+    return SupportListing(files=tuple(listed), left_out=found.left_out)
 
 
 class _Gathering:
@@ -218,10 +198,9 @@ class _Gathering:
         self,
         found: ArchiveContents,
         options: SupportOptions,
-        step: Step,
         environment: Mapping[str, str],
     ) -> None:
-        self._found, self._options, self._step = found, options, step
+        self._found, self._options = found, options
         self.redactor = Redactor()
         self._pseudonyms: Pseudonyms | None = None
         self.top = ""
@@ -248,10 +227,9 @@ class _Gathering:
         folder = files.job_id or self._make_safe_name(files.folder.resolve().name) or "logs"
         self.top = _NAME + folder
         left_out, members = list(self._found.left_out), dict[str, tuple[int, str]]()
-        for number, item in enumerate(self._found.items):
+        for item in self._found.items:
             try:
                 name = self._choose_name(item.name, archive)
-                self._step(name, number, len(self._found.items))
                 size = archive.add(name, self._read_pieces(item))
             except UnfitError as exc:  # it has changed since it was looked at
                 left_out.append(exc.message)
@@ -323,12 +301,10 @@ def _read_item(item: ArchiveItem) -> bytes:
 
 
 def _can_read_driver_files(files: JobFiles) -> bool:
-    """Return whether the driver's files can be opened: none is a pipe or leads elsewhere."""
     paths = (files.events, files.order, files.preflight, files.job) if files.job_id else ()
     try:
-        for path in paths:
-            if path.exists() or path.is_symlink():
-                get_size(path, files.folder)
+        for path in filter(os.path.lexists, paths):
+            get_size(path, files.folder)
     except UnfitError:
         return False
     return True

@@ -26,7 +26,6 @@ from ..redaction.redactor import HELD, Redactor
 from ..slurm.messages import query_output
 
 _CHUNK = 1 << 20
-_ALIGN = 1 << 16  # bytes within which the end of a line is looked for, where a file is cut
 
 
 class UnfitError(StagerError):
@@ -66,40 +65,15 @@ def get_size(path: Path, folder: Path) -> int:
         return os.fstat(handle.fileno()).st_size
 
 
-def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
-    """Return start and end of the middle to leave out, between lines, and a line in its place."""
-    start, end = limit // 2, size - (limit - limit // 2)
-    handle.seek(max(0, start - _ALIGN))
-    above = handle.read(start - handle.tell())
-    newline = above.rfind(b"\n")
-    if newline >= 0:
-        start -= len(above) - newline - 1
-    handle.seek(end)
-    newline = handle.read(min(_ALIGN, size - end)).find(b"\n")
-    if newline >= 0:
-        end += newline + 1
-    before = sum(piece.count(b"\n") for piece in read_range(handle, 0, start))
-    within, last = 0, b""
-    for piece in read_range(handle, start, end):
-        within += piece.count(b"\n")
-        last = piece[-1:]
-    first, last_line = before + 1, before + within + (last != b"\n")
-    lines = f"line {first}" if first == last_line else f"lines {first} to {last_line}"
-    return start, end, f"[stager support: {end - start} bytes left out here, {lines}]"
-
-
 def redact_file(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
     """Yield a file without secrets, even one that the cut divides; of a long one both ends."""
     if size <= limit:
         yield from redactor.redact_stream(read_range(handle, 0, size))
         return
-    start, end, notice = _find_gap(handle, size, limit)
-    head = read_range(handle, 0, min(size, start + HELD))
-    last = b"\n"
-    for piece in redactor.redact_stream(head, end=start):
-        yield piece
-        last = piece[-1:] or last
-    yield (b"" if last == b"\n" else b"\n") + notice.encode() + b"\n"
+    start, end = limit // 2, size - (limit - limit // 2)
+    notice = f"\n[stager support: {end - start} bytes left out here]\n"
+    yield from redactor.redact_stream(read_range(handle, 0, min(size, start + HELD)), end=start)
+    yield notice.encode()
     begin = max(0, end - HELD)
     yield from redactor.redact_stream(read_range(handle, begin, size), start=end - begin)
 
@@ -116,8 +90,6 @@ def read_range(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
         at += len(piece)
 
 
-# --- The contents of the archive: the files, their names there, and what is left out -------------
-
 SMALL = 64 << 20  # bytes of a file that is read as a whole
 
 
@@ -127,8 +99,7 @@ class ArchiveItem(NamedTuple):
     name: str
     size: int
     path: Path | None = None
-    folder: Path = Path()
-    """The directory that it must not lead out of."""
+    folder: Path = Path()  # the directory that it must not lead out of
     text: bytes = b""
     may_be_cut: bool = False
 
@@ -143,8 +114,7 @@ class ArchiveContents(NamedTuple):
     items: tuple[ArchiveItem, ...]
     """The files, settings first: they name secrets that others only use."""
     files: JobFiles
-    left_out: tuple[str, ...]
-    """A line for each file that was left out or not found, with the reason."""
+    left_out: tuple[str, ...]  # a line for each file that was left out or not found
     job: KeptJob
 
     @property
@@ -189,13 +159,10 @@ def collect_contents(files: JobFiles, here: Path) -> ArchiveContents:
 def _make_item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
 ) -> ArchiveItem | None:
-    if not path.is_symlink() and not path.exists():
-        left_out.append(f"{path.name}: not there")
-        return None
     try:
         size = get_size(path, folder)
     except UnfitError as exc:
-        left_out.append(exc.message)
+        left_out.append(exc.message if os.path.lexists(path) else f"{path.name}: not there")
         return None
     return ArchiveItem(name, size, path, folder, may_be_cut=may_be_cut)
 
@@ -220,9 +187,6 @@ def _list_manifest(job: KeptJob, left_out: list[str]) -> list[ArchiveItem]:
         left_out.append(f"manifest.json: {exc}")
         return []
     return [ArchiveItem("manifest.json", len(data), text=data)] if data else []
-
-
-# --- The pages about the archive in it: versions, the diagnosis, and a list of its members -------
 
 
 def collect_versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
@@ -306,18 +270,10 @@ def write_readme(
         *(f"  {count:>12,} x {kind}" for kind, count in sorted(counts.items())),
     ]
     if total:
-        lines += [
-            "",
-            "In place of each stands [redacted: KIND], or a stand-in for a name. Lines keep their",
-            "numbers, but in files of which the middle was left out; it says there how many went.",
-        ]
+        lines += ["", "In place of each stands [redacted: KIND], or a stand-in for a name."]
     if left_out:
         lines += ["", "What was not found, or left out:", *(f"  {reason}" for reason in left_out)]
-    lines += [
-        "",
-        "Unpacked, `stager diagnose FOLDER` and `stager logs FOLDER` read it as they read a job's",
-        "own directory.",
-    ]
+    lines += ["", "Unpacked, `stager diagnose FOLDER` and `stager logs FOLDER` read it."]
     return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
 
 

@@ -60,8 +60,7 @@ def test_a_node_root_that_is_not_there(project: Project, tmp_path: Path) -> None
     project.build()
     absent = tmp_path / "absent"
     env = {"STAGER_NODE_ROOT": str(absent)}
-    done = project.stager("verify", "--allocation", "local", "--nodes", "2", env=env)
-    assert done.returncode == 3
+    done = project.expect("verify", "--allocation", "local", "--nodes", "2", code=3, env=env)
     lines = done.stderr.splitlines()
     # `verify` launches nothing, but says what `run` would refuse.
     assert any("torch is not in the bundle; --launcher processes" in line for line in lines)
@@ -77,6 +76,5 @@ def test_a_node_root_that_is_not_there(project: Project, tmp_path: Path) -> None
     assert told.stderr.startswith("newest job: ")
     assert f": {fault}; $STAGER_NODE_ROOT = " in told.stdout
     assert '"code"' not in told.stdout
-    done = project.stager("exec", "--", "true", env=env)
-    assert done.returncode == 1
+    done = project.expect("exec", "--", "true", code=1, env=env)
     assert done.stderr.splitlines()[:2] == [f"error: {fault}", finding]

@@ -66,7 +66,7 @@ def test_from_nothing_to_a_job(
 ) -> None:
     """The whole way: build and export outside; inside install, import, verify and run."""
     (project.root / "train.py").write_text(TRAIN)
-    assert project.stager("build").returncode == 0
+    project.expect("build")
     file = tmp_path / "stick" / "lab.carry.tar"
     file.parent.mkdir()
     # The project's packages come from its own wheels, the tool's from the index of this machine.
@@ -124,10 +124,9 @@ def test_what_the_program_in_the_file_says(
     project: Project, inside: Inside, tmp_path: Path
 ) -> None:
     """Usage; a file without the tool; another Python; damage."""
-    assert project.stager("build", "--no-prove").returncode == 0
+    project.expect("build", "--no-prove")
     file = tmp_path / "lab.carry.tar"
-    done = project.stager("export", "-o", str(file))
-    assert done.returncode == 0, done.stderr
+    done = project.expect("export", "-o", str(file))
     assert f"stager import {file.name}" in done.stderr
     assert done.stdout == f"{file}\n"
     program = install_program(Target.from_host())
@@ -156,21 +155,15 @@ def test_what_the_program_in_the_file_says(
 
 
 def test_errors(project: Project, tmp_path: Path) -> None:
-    absent = project.stager("import", str(tmp_path / "absent.carry.tar"))
-    assert absent.returncode == 1
+    absent = project.expect("import", str(tmp_path / "absent.carry.tar"), code=1)
     assert "absent.carry.tar cannot be read: No such file or directory" in absent.stderr
-    early = project.stager("export")
-    assert early.returncode == 1
+    early = project.expect("export", code=1)
     assert "make one with `stager build`" in early.stderr
-    assert project.stager("build", "--no-prove").returncode == 0
-    nowhere = project.stager("export", "-o", str(tmp_path / "absent" / "x.carry.tar"))
-    assert nowhere.returncode == 1
-    assert "cannot be written: No such file or directory" in nowhere.stderr
-    mine = project.stager("export", "-o", "mine.tar")
-    assert mine.returncode == 1
+    project.expect("build", "--no-prove")
+    mine = project.expect("export", "-o", "mine.tar", code=1)
     assert "let its name end in .carry.tar" in mine.stderr
     # In the project it is no part of the next bundle, and neither is who signed it.
-    assert project.stager("export").returncode == 0
+    project.expect("export")
     [carried] = project.root.glob("*.carry.tar")
     carried.with_name(f"{carried.name}.sig").touch()
     assert "has changed" not in project.stager("export").stderr
@@ -178,17 +171,16 @@ def test_errors(project: Project, tmp_path: Path) -> None:
 
 def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) -> None:
     """By its file alone, under any name; a file that carries one is not taken for it."""
-    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    built = project.report("build", "--no-prove")
     carried = tmp_path / "lab.carry.tar"
-    assert project.stager("export", "-o", str(carried)).returncode == 0
+    project.expect("export", "-o", str(carried))
     bundle = tmp_path / "stick.tar"
     copy_to(Path(built["bundle"]), bundle)
     nowhere = replace(project, root=tmp_path / "nowhere")
     nowhere.root.mkdir()
     empty = {"OFFLINE_ROOT": str(tmp_path / "empty")}
     train = ("--allocation", "local", "--nodes", "2", "--launcher", "processes", "--", "train.py")
-    ran = nowhere.stager("run", "--bundle", str(bundle), *train, env=empty)
-    assert ran.returncode == 0, ran.stderr
+    ran = nowhere.expect("run", "--bundle", str(bundle), *train, env=empty)
     assert "alpha 1.0" in ran.stdout
     for command in ("run", "verify", "exec", "inspect"):
         given = ("--bundle", str(carried)) if command != "inspect" else (str(carried),)
@@ -200,26 +192,22 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
 
 def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) -> None:
     """An older one of the project; one that was imported, where no project is; nothing is built."""
-    first = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    first = project.report("build", "--no-prove")
     kept = tmp_path / "kept.pkgs.tar"
     copy_to(Path(first["bundle"]), kept)
     (project.root / "train.py").write_text("print('changed')\n")
-    older = project.stager("export", "--bundle", str(kept), "-o", str(tmp_path / "1.carry.tar"))
-    assert older.returncode == 0, older.stderr
+    older = project.expect("export", "--bundle", str(kept), "-o", str(tmp_path / "1.carry.tar"))
     assert "building it again" not in older.stderr
 
     nowhere = replace(project, root=tmp_path / "nowhere")
     nowhere.root.mkdir()
     middle, last = ({"OFFLINE_ROOT": str(tmp_path / name)} for name in ("middle", "last"))
     for source, root in (("1.carry.tar", middle), ("nowhere/2.tar", last)):
-        taken = nowhere.stager("import", str(tmp_path / source), "--json", env=root)
-        assert taken.returncode == 0, taken.stderr
-        imported = json.loads(taken.stdout)
+        imported = nowhere.report("import", str(tmp_path / source), env=root)
         assert imported["id"] == first["id"]
         assert Path(imported["bundle"]).read_bytes() == kept.read_bytes()
         if root == middle:
-            again = nowhere.stager("export", "--id", first["id"][:12], "-o", "2.tar", env=root)
-            assert again.returncode == 0, again.stderr
+            nowhere.expect("export", "--id", first["id"][:12], "-o", "2.tar", env=root)
     named = nowhere.stager("export", "--id", first["id"][:12], env=last)
     assert named.stdout == f"project-{first['id'][:12]}.carry.tar\n" or named.stdout.endswith(
         f"/project-{first['id'][:12]}.carry.tar\n"
@@ -227,15 +215,14 @@ def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) ->
 
 
 def test_a_bundle_whose_lock_is_not_here_is_not_exported(project: Project, tmp_path: Path) -> None:
-    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    built = project.report("build", "--no-prove")
     kept = tmp_path / "kept.pkgs.tar"
     copy_to(Path(built["bundle"]), kept)
     nowhere = replace(project, root=tmp_path / "nowhere")
     nowhere.root.mkdir()
     for place in (nowhere, project):
         (project.root / "pylock.toml").unlink(missing_ok=True)
-        refused = place.stager("export", "--bundle", str(kept))
-        assert refused.returncode == 1
+        refused = place.expect("export", "--bundle", str(kept), code=1)
         assert f"the lock that {kept} was made from is not here" in refused.stderr
         assert "carry the file itself" in refused.stderr
     assert [*nowhere.root.iterdir()] == []

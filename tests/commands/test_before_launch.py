@@ -23,8 +23,7 @@ def ready(project: Project) -> Project:
 
 
 def verified(project: Project) -> None:
-    done = project.stager("verify", *LOCAL)
-    assert done.returncode == 0, done.stderr
+    project.expect("verify", *LOCAL)
 
 
 def diagnosed(project: Project, *job: str) -> tuple[dict[str, Any], str]:
@@ -40,8 +39,7 @@ def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
     assert (older["ok"], older["first_failure"], older["before_launch"]) == (True, None, False)
     assert line.endswith(": it ended well")
 
-    done = ready.stager("run", *LOCAL, "--", "nosuch.py")
-    assert done.returncode == 1
+    done = ready.expect("run", *LOCAL, "--", "nosuch.py", code=1)
     report, line = diagnosed(ready)
     assert (report["ok"], report["job_id"], report["before_launch"]) == (False, "", True)
     first = report["first_failure"]
@@ -72,8 +70,7 @@ def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
 
 @pytest.mark.full
 def test_a_job_that_failed_on_its_nodes_before_the_launch(ready: Project) -> None:
-    done = ready.stager("run", *LOCAL, "--interface", "nosuch0", "--", "train.py")
-    assert done.returncode == 3, done.stderr
+    ready.expect("run", *LOCAL, "--interface", "nosuch0", "--", "train.py", code=3)
     report, line = diagnosed(ready)
     assert report["first_failure"]["class"] == "interface"
     assert report["before_launch"]
@@ -93,7 +90,7 @@ def test_what_is_only_planned_is_not_the_newest_job(
 ) -> None:
     older, _ = diagnosed(ready)
     command, *arguments = planned
-    assert ready.stager(command, "--dry-run", *LOCAL, *arguments).returncode == 0
+    ready.expect(command, "--dry-run", *LOCAL, *arguments)
     assert diagnosed(ready)[0] == older
     shown = ready.stager("logs", "--log-dir", "logs")
     assert shown.stderr.startswith(f"newest job: {older['job_id']}, verify of project, ")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,9 @@ from tests.support.sources import own_backend
 from tests.support.wheelhouse import make_wheel
 
 
-def built(project: Project, *arguments: str, **env: str) -> dict[str, object]:
+def built(project: Project, *arguments: str, **env: str) -> dict[str, Any]:
     """The JSON of a build that must succeed."""
-    done = project.stager("build", "--json", *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, object] = json.loads(done.stdout)
-    return report
+    return project.report("build", *arguments, env=env)
 
 
 def refused(project: Project, *arguments: str, **env: str) -> str:
@@ -43,10 +41,7 @@ def refused(project: Project, *arguments: str, **env: str) -> str:
 def test_the_json_object_is_all_there_is_on_standard_output(project: Project) -> None:
     report = built(project)
     assert report["schema"] == 1
-    seconds = report["seconds"]
-    assert isinstance(seconds, dict)
-    assert list(seconds) == ["lock", "wheels", "layers", "bundle", "proof"]
-    assert all(isinstance(value, float) for value in seconds.values())
+    assert list(report["seconds"]) == ["lock", "wheels", "layers", "bundle", "proof"]
     assert (report["layers_built"], report["layers_reused"]) == (4, 0)
     again = built(project, "--offline")
     assert (again["layers_built"], again["layers_reused"]) == (0, 4)
@@ -55,8 +50,7 @@ def test_the_json_object_is_all_there_is_on_standard_output(project: Project) ->
 
 
 def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
-    done = project.stager("build", "--no-prove")
-    assert done.returncode == 0
+    done = project.expect("build", "--no-prove")
     path = Path(done.stdout.strip())
     assert path.is_file()
     for part in ("Making the layers", "beta 2.0", "(4/4)", "4 layers made"):
@@ -89,15 +83,13 @@ def test_what_changed_and_a_copy_elsewhere(project: Project, wheelhouse: Path) -
     """A package more and one less; the copy has all bytes, and an error leaves what was there."""
     first = built(project)
     changes = first["changes"]
-    assert isinstance(changes, dict)
     assert [one["name"] for one in changes["added"]] == ["alpha", "beta"]
     assert (changes["removed"], changes["changed"]) == ([], [])
     make_wheel(wheelhouse, "beta", "2.5")
     project.settings("cli-tool", "beta")
     copy = project.root.parent / "carried.tar"
     copy.write_text("older")
-    done = project.stager("build", "--no-prove", "-P", "beta", "-o", str(copy))
-    assert done.returncode == 0, done.stderr
+    done = project.expect("build", "--no-prove", "-P", "beta", "-o", str(copy))
     assert done.stdout.strip() == str(copy)
     assert "packages: added cli-tool 1.0; removed alpha; changed beta 2.0 -> 2.5" in done.stderr
     assert " new to nodes;" in done.stderr  # bytes of the layers that nodes lack
@@ -241,15 +233,6 @@ def test_bad_settings_are_an_expected_failure(
         (project.root / "stager.toml").write_text(settings)
     assert said in refused(project, "--no-prove")
     assert list(project.store.bundles.iterdir()) == []
-
-
-def test_an_error_is_json_too(project: Project) -> None:
-    project.settings("alpha", "beta==1.0")
-    done = project.stager("build", "--json")
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
-    assert report["ok"] is False
-    assert set(report["error"]) == {"message", "hint", "context"}
 
 
 def test_an_incomplete_environment_is_refused_by_default(

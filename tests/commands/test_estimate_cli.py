@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.building import Project
 from tests.support.fake_slurm import slurm_commands
-from tests.support.processes import run
 
 CASES = ["nothing there yet", "nothing changed", "alpha changed", "run from Lustre", "run from NFS"]
 
@@ -22,8 +19,7 @@ def built(project: Project) -> Project:
 
 
 def test_lines_fit_80_columns_and_need_no_slurm(built: Project) -> None:
-    done = built.stager("estimate", "--nodes", "10000,1", "--nodes", "8", env={"PATH": "/nowhere"})
-    assert done.returncode == 0, done.stderr
+    done = built.expect("estimate", "--nodes", "10000,1", "--nodes", "8", env={"PATH": "/nowhere"})
     *rows, verdict = done.stdout.splitlines()
     assert rows[0].split() == [
         *("nodes", "case", "preflight", "send", "unpack", "stage", "probe", "launch", "total")
@@ -55,25 +51,6 @@ def test_the_settings_say_how_many_nodes(built: Project) -> None:
     assert [one["nodes"] for one in report["forecasts"]] == [5]
 
 
-def test_a_bundle_that_is_named_needs_no_project(built: Project) -> None:
-    (bundle,) = built.store.bundles.iterdir()
-    argv = [sys.executable, "-m", "stager", "estimate", "--bundle", str(bundle), "--json"]
-    done = run(argv, cwd=Path("/"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["bundle"] == str(bundle)
-
-
-def test_errors(built: Project) -> None:
-    missing = built.stager("estimate", "--bundle", "absent.tar", "--json")
-    assert missing.returncode == 1
-    assert json.loads(missing.stdout)["ok"] is False
-    (built.root / "damaged.tar").write_bytes(b"x" * 5000)
-    damaged = built.stager("estimate", "--bundle", "damaged.tar")
-    assert (damaged.returncode, damaged.stdout) == (1, "")
-    assert damaged.stderr.startswith("error: ")
-    assert "hint: " in damaged.stderr
-
-
 def test_a_dry_run_says_how_long_it_would_take(built: Project) -> None:
     """Outside of an allocation; Slurm's commands only have to be there."""
     slurm = slurm_commands(built.root / "bin")
@@ -83,6 +60,5 @@ def test_a_dry_run_says_how_long_it_would_take(built: Project) -> None:
     assert report["forecast"]["nodes"] == 3
     assert report["forecast"]["measured"] is False
     assert report["forecast"]["seconds"]["total"] > report["forecast"]["seconds"]["stage"] > 0
-    told = built.stager("verify", *options, env=slurm)
-    assert told.returncode == 0
+    told = built.expect("verify", *options, env=slurm)
     assert "expected on 3 nodes that have nothing of it yet: preflight " in told.stderr

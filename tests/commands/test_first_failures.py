@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ elif what == "is-deaf":
     time.sleep(600)
 elif what == "has-a-thread":
     threading.Thread(target=time.sleep, args=(600,), name="saver").start()
-elif what in ("meets", "leaves", "finishes", "goes-on", "mistakes"):
+elif what in ("meets", "leaves", "goes-on", "mistakes"):
     import torch
     import torch.distributed as dist
     dist.init_process_group()
@@ -74,10 +73,6 @@ elif what in ("meets", "leaves", "finishes", "goes-on", "mistakes"):
         except Exception:
             traceback.print_exc()
             sys.exit(1)
-    if what == "finishes":
-        dist.destroy_process_group()
-        threading.Thread(target=time.sleep, args=(600,), name="saver").start()
-        sys.exit()
     if what == "goes-on":
         dist.destroy_process_group()
         time.sleep(600)
@@ -136,15 +131,6 @@ def test_a_rank_that_leaves_while_the_others_wait_for_it(
 
 
 @pytest.mark.full
-def test_a_rank_that_has_finished_though_its_process_goes_on(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
-    """It has left the group; torchrun ends it in the end, which is no failure of its own."""
-    found = ran(torch_project, tmp_path, "1=finishes", "all=meets", nodes=1)
-    assert named(found) == ("local1", 1, 0, "hang")
-
-
-@pytest.mark.full
 def test_a_rank_that_leaves_its_group_and_goes_on(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
@@ -197,14 +183,9 @@ def test_ranks_that_have_never_met(
 def interrupted(
     project: TorchProject, cwd: Path, *words: str, after: tuple[str, int], seconds: float = 3600
 ) -> tuple[dict[str, Any], str]:
-    """End a job of two local nodes by Ctrl-C; what is said then.
+    """End a job by Ctrl-C once so many lines of its files match an expression; what is said then.
 
-    Args:
-        project: its bundle is used.
-        cwd: where the job is started.
-        words: what each rank does.
-        after: it is ended once so many lines of its files match this expression.
-        seconds: after which a rank is said to linger.
+    After so many seconds a rank is said to linger.
     """
     (cwd / "script.py").write_text(PROGRAM)
     argv = ["run", "--bundle", project.bundle, "--allocation", "local", "--nodes", "2"]
@@ -250,13 +231,3 @@ def test_ctrl_c_after_a_failure_that_its_launcher_still_deals_with(
     crashed = ("local1", 1, -signal.SIGSEGV, "killed")
     assert named(found) in (crashed, ("local1", 1, None, "unknown"))
     assert "local1 rank 1 failed" in said
-
-
-@pytest.mark.full
-def test_ctrl_c_before_anything_has_failed(torch_project: TorchProject, tmp_path: Path) -> None:
-    found, said = interrupted(torch_project, tmp_path, "all=sleeps", after=("begun", 4))
-    assert (found["first_failure"], found["consequences"]) == (None, [])
-    assert "before that:" not in said
-    argv = ("diagnose", "--log-dir", tmp_path / "logs", found["job_id"])
-    shown: subprocess.CompletedProcess[str] = torch_project.stager(*argv, cwd=tmp_path)
-    assert "nothing had failed until then" in shown.stdout

@@ -17,6 +17,7 @@ from tests.support.building import HOST, STAGER, Project, fetch_zstandard, left_
 from tests.support.bundles import tree
 from tests.support.namespaces import entering
 from tests.support.own_pythons import movable_python
+from tests.support.processes import run, start
 from tests.support.torch_project import TorchProject
 from tests.support.wheelhouse import make_wheel
 
@@ -49,12 +50,6 @@ def main():
     sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))
 """
 
-TRIED = """\
-#!/bin/sh
-case $1 in */empty) exit 0;; esac
-"""
-"""The beginning of a tool that works when it is tried."""
-
 
 @pytest.fixture
 def built(project: Project) -> Project:
@@ -74,8 +69,7 @@ def built(project: Project) -> Project:
     (project.root / "src").mkdir()
     (project.root / "src" / "helper.py").write_text("")
     project.locked(package, torch)
-    done = project.stager("build", "--no-prove")
-    assert done.returncode == 0, done.stderr
+    project.expect("build", "--no-prove")
     return project
 
 
@@ -89,10 +83,7 @@ def nodes(tmp_path: Path) -> Path:
 
 def export(project: Project, image: Path, **env: str) -> dict[str, object]:
     """Export to an image; return what is said of it."""
-    done = project.stager("export", "--squashfs", "-o", str(image), "--json", env=env)
-    assert done.returncode == 0, done.stderr
-    said: dict[str, object] = json.loads(done.stdout)
-    return said
+    return project.report("export", "--squashfs", "-o", str(image), env=env)
 
 
 def mounted(
@@ -101,15 +92,8 @@ def mounted(
     """Run a command where the image is mounted; the mount is gone when it has ended."""
     place.mkdir(parents=True, exist_ok=True)
     mount = f"{how} {shlex.quote(str(image))} {shlex.quote(str(place))}"
-    return subprocess.run(
-        [*entering("-m", mount), *map(str, argv)],
-        cwd="/",
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/nowhere", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    usual = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/nowhere"}
+    return run([*entering("-m", mount), *argv], cwd=Path("/"), env={**usual, **env})
 
 
 def test_it_holds_what_a_node_unpacks_and_runs_from_any_place(
@@ -210,8 +194,7 @@ def test_a_python_of_its_own_needs_none_there(
     text = (project.root / "stager.toml").read_text()
     wanted = f'[environment]\npython = "{own.target.python}"\n'
     (project.root / "stager.toml").write_text(text.replace("[environment]\n", wanted))
-    done = project.stager("build", "--no-prove")
-    assert done.returncode == 0, done.stderr
+    done = project.expect("build", "--no-prove")
     image, at = tmp_path / "own.env.sqsh", tmp_path / "at"
     assert export(project, image)["brings_python"] is True
     tools = tmp_path / "tools"
@@ -251,16 +234,12 @@ def test_what_is_wrong_is_said_and_leaves_nothing(built: Project, tmp_path: Path
     said = fails(PATH=f"{bare}:{os.environ['PATH']}")
     assert "mksquashfs failed" in said
     assert why in said
-    absent = built.stager("export", "--squashfs", "-o", str(tmp_path / "absent" / "x.env.sqsh"))
-    assert absent.returncode == 1
+    absent = built.expect(
+        "export", "--squashfs", "-o", str(tmp_path / "absent" / "x.env.sqsh"), code=1
+    )
     assert "cannot be written: No such file or directory" in absent.stderr
     inside = built.stager("export", "--squashfs", "-o", "mine.sqsh")
     assert "let its name end in .env.sqsh" in inside.stderr
-    for other in (("--base", "0" * 12), ("--since", "2026-01-31"), ("--with-tool",)):
-        done = built.stager("export", "--squashfs", *other)
-        assert done.returncode == 2
-        assert f"{other[0]}" in done.stderr
-        assert "cannot be used with --squashfs" in done.stderr
 
 
 def test_a_full_disk_and_a_missing_tool(built: Project, tmp_path: Path) -> None:
@@ -270,20 +249,11 @@ def test_a_full_disk_and_a_missing_tool(built: Project, tmp_path: Path) -> None:
     argv = [*entering("-m", mount), "sh", "-c"]
     export_there = shlex.join([*STAGER, "export", "--squashfs", "-o", f"{place}/x.env.sqsh"])
     inner = f"{export_there}; ls -A {place}"
-    done = subprocess.run(
-        [*argv, inner], cwd=built.root, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run([*argv, inner], cwd=built.root)
     assert "No space left on device" in done.stderr
     assert done.stdout == ""
     hidden = "mount --bind /dev/null /usr/bin/mksquashfs"
-    done = subprocess.run(
-        [*entering("-m", hidden), *STAGER, "export", "--squashfs"],
-        cwd=built.root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run([*entering("-m", hidden), *STAGER, "export", "--squashfs"], cwd=built.root)
     assert done.returncode == 1
     assert "--squashfs needs mksquashfs, which is not on PATH" in done.stderr
     assert "squashfs-tools" in done.stderr
@@ -303,13 +273,9 @@ def test_ctrl_c_leaves_nothing(built: Project, tmp_path: Path) -> None:
     tool.chmod(0o755)
     place = tmp_path / "out"
     place.mkdir()
-    process = subprocess.Popen(
-        [*STAGER, "export", "--squashfs", "-o", str(place / "x.env.sqsh")],
-        cwd=built.root,
-        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    argv = [*STAGER, "export", "--squashfs", "-o", place / "x.env.sqsh"]
+    path = f"{folder}:{os.environ['PATH']}"
+    process = start(argv, cwd=built.root, env={**os.environ, "PATH": path})
     with begun.open() as opened:
         opened.read()
     process.send_signal(signal.SIGINT)

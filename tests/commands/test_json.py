@@ -55,14 +55,6 @@ def normalized(value: object, words: Mapping[str, str], key: str = "") -> object
     return re.sub(r"\b\d+\.\d+ s\b", "<seconds>", value)
 
 
-def printed(project: Project, *arguments: str, code: int = 0, **env: str) -> dict[str, Any]:
-    """Return the JSON object of a command, which is all it prints on standard output."""
-    done = project.stager(arguments[0], "--json", *arguments[1:], env=env)
-    assert done.returncode == code, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
 def of_one_layer(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report of ``inspect --files`` with the files of one small package."""
     listing = [file for file in report["listing"] if file["layer"] == "alpha"]
@@ -98,55 +90,55 @@ def test_each_command_prints_the_json_that_scripts_know(
     (project.root / "requirements.in").write_text("alpha\ntorch\n")
     (project.root / "train.py").write_text("print('trained')\n")
     (project.root / "broken.py").write_text("raise ValueError('no such label')\n")
-    reports = {"init": printed(project, "init")}
+    reports = {"init": project.report("init")}
     project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
 
-    reports["config"] = printed(project, "config")
-    reports["lock"] = printed(project, "lock")
-    reports["build"] = printed(project, "build", "--output", "copy.pkgs.tar")
-    reports["inspect"] = of_one_layer(printed(project, "inspect", "--files"))
-    licences = printed(project, "inspect", "--licenses")
+    reports["config"] = project.report("config")
+    reports["lock"] = project.report("lock")
+    reports["build"] = project.report("build", "--output", "copy.pkgs.tar")
+    reports["inspect"] = of_one_layer(project.report("inspect", "--files"))
+    licences = project.report("inspect", "--licenses")
     reports["inspect-licenses"] = of_the_environment(licences)
-    reports["inspect-sbom"] = printed(project, "inspect", "--sbom", "-o", "project.cdx.json")
+    reports["inspect-sbom"] = project.report("inspect", "--sbom", "-o", "project.cdx.json")
     mirror = ("mirror", "--offline", str(tmp_path / "mirror"))
-    reports["mirror"] = of_the_lock(printed(project, *mirror))
+    reports["mirror"] = of_the_lock(project.report(*mirror))
     carried = str(tmp_path / "carried.pkgs.tar")
-    reports["export"] = printed(project, "export", "-o", carried)
+    reports["export"] = project.report("export", "-o", carried)
     other = {"OFFLINE_ROOT": str(tmp_path / "other")}
-    reports["import"] = printed(project, "import", carried, **other)
-    reports["estimate"] = printed(project, "estimate", "--nodes", "1,8")
-    reports["verify"] = printed(project, "verify", *JOB)
-    reports["run"] = printed(project, "run", *JOB, *TWO_RANKS, "--", "train.py")
-    failed = printed(project, "run", *JOB, "--", "broken.py", code=3)
+    reports["import"] = project.report("import", carried, env=other)
+    reports["estimate"] = project.report("estimate", "--nodes", "1,8")
+    reports["verify"] = project.report("verify", *JOB)
+    reports["run"] = project.report("run", *JOB, *TWO_RANKS, "--", "train.py")
+    failed = project.report("run", *JOB, "--", "broken.py", code=3)
     reports["run-failed"] = failed
-    reports["logs"] = printed(project, "logs", *LOGS, failed["job_id"])
-    reports["diagnose"] = printed(project, "diagnose", *LOGS, failed["job_id"])
-    reports["report"] = printed(project, "report", *LOGS, failed["job_id"])
-    reports["support-list"] = printed(project, "support", "--list", *LOGS, failed["job_id"])
-    reports["support"] = printed(project, "support", *LOGS, failed["job_id"])
+    reports["logs"] = project.report("logs", *LOGS, failed["job_id"])
+    reports["diagnose"] = project.report("diagnose", *LOGS, failed["job_id"])
+    reports["report"] = project.report("report", *LOGS, failed["job_id"])
+    reports["support-list"] = project.report("support", "--list", *LOGS, failed["job_id"])
+    reports["support"] = project.report("support", *LOGS, failed["job_id"])
     write_stacks(project.root / "logs", job_stacks(failed["job_id"]))
-    reports["stacks"] = printed(project, "stacks", *LOGS, failed["job_id"])
-    reports["replay"] = printed(project, "replay", *LOGS, failed["job_id"], code=1)
-    reports["script"] = printed(project, "script", *LOGS, "--", "train.py")
-    reports["clean"] = printed(project, "clean", "--dry-run", "--all", *LOGS)
+    reports["stacks"] = project.report("stacks", *LOGS, failed["job_id"])
+    reports["replay"] = project.report("replay", *LOGS, failed["job_id"], code=1)
+    reports["script"] = project.report("script", *LOGS, "--", "train.py")
+    reports["clean"] = project.report("clean", "--dry-run", "--all", *LOGS)
     old = ("clean-node", "--dry-run", "--days", "0", str(tmp_path / "nodes"))
-    reports["clean-node"] = printed(project, *old)
-    reports["error"] = printed(project, "run", *JOB, "--", "nosuch.py", code=1)
+    reports["clean-node"] = project.report(*old)
+    reports["error"] = project.report("run", *JOB, "--", "nosuch.py", code=1)
 
     keep_incidents(project.store, incidents_of({"n2": [FULL]}, ended=time() - 60), time())
-    reports["nodes"] = printed(project, "nodes", "--forget", "n3")
+    reports["nodes"] = project.report("nodes", "--forget", "n3")
 
     answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true"}
     slurm = slurm_commands(tmp_path / "slurm", **answers)
     batch = ("run", "--batch", *LOGS)
-    reports["run-planned"] = printed(project, *batch, "--dry-run", "--", "train.py", **slurm)
-    reports["run-submitted"] = printed(project, *batch, "--", "train.py", **slurm)
+    reports["run-planned"] = project.report(*batch, "--dry-run", "--", "train.py", env=slurm)
+    reports["run-submitted"] = project.report(*batch, "--", "train.py", env=slurm)
 
-    reports["sign"] = printed(project, "sign", "--key", str(alice.private))
+    reports["sign"] = project.report("sign", "--key", str(alice.private))
     unread = {"extra/__init__.py": "", "extra/data/table": "x" * 500_000, "extra/core.py": ""}
     make_wheel(wheelhouse, "extra", files=unread)
     project.settings("extra")
-    traced = printed(project, "build", "--trace", "--", "train.py")
+    traced = project.report("build", "--trace", "--", "train.py")
     reports["build-trace"] = {**traced, "trace": without_counts(traced["trace"])}
 
     for name in ("verify", "run", "run-failed"):

@@ -1,8 +1,6 @@
 """What a lock would leave out, or take for something else, is refused by name."""
 
-import json
 import os
-import subprocess
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,13 +8,12 @@ import pytest
 
 from stager.config import load
 from stager.core.errors import ConfigError
-from stager.core.store import Store
 from stager.core.values import Target
-from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.spec import Spec, read_spec
 from tests.support.building import STAGER, Project
 from tests.support.index_server import Index, serve
-from tests.support.sources import make_sdist, own_backend
+from tests.support.processes import Done, run
+from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.from_host().python
@@ -30,7 +27,7 @@ FOREIGN = [
     ("environment-gpu.yml", "requirements.in"),
     ("setup.py", "name the folder"),
     ("setup.cfg", "name the folder"),
-    ("s.py", "a block with them (PEP 723)"),
+    ("s.py", "a pyproject.toml"),
     ("settings.json", "requirements.txt"),
 ]
 
@@ -250,22 +247,6 @@ def test_settings_of_the_workspace_around_it(tmp_path: Path) -> None:
     assert spec(tmp_path / "packages" / "app", "pyproject.toml").requirements
 
 
-def test_a_local_fork_stays_the_fork(index_env: object, wheelhouse: Path, tmp_path: Path) -> None:
-    root = tmp_path / "project"
-    pyproject(root, '[tool.uv.sources]\nalpha = { path = "forks/alpha" }\n')
-    own_backend(root / "forks" / "alpha")
-    make_wheel(wheelhouse, "alpha", "9.0")
-    make_wheel(wheelhouse, "discord.py")
-    made = make_lock(
-        spec(root, "pyproject.toml"),
-        path=root / "pylock.toml",
-        store=Store(tmp_path / "offline"),
-        options=ResolveOptions(resolver="uv"),
-    )
-    assert {f.name: str(f.version) for f in made.files}["alpha"] == "1.0"
-    assert [label for _, label in made.sources] == ["forks/alpha"]
-
-
 def test_two_projects_with_settings_of_uv_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         pyproject(tmp_path / name, "[tool.uv]\nresolution = 'lowest'")
@@ -333,22 +314,11 @@ def test_a_pyproject_that_asks_for_nothing(entry: str, tmp_path: Path) -> None:
     assert spec(tmp_path, entry, "alpha").requirements == ("alpha",)
 
 
-def test_the_command_ends_with_one(project: Project) -> None:
-    poetry = '[tool.poetry]\nname = "app"\n[tool.poetry.dependencies]\nalpha = "*"\n'
-    (project.root / "pyproject.toml").write_text(poetry)
-    done = project.settings("pyproject.toml").stager("build", "--json")
-    assert done.returncode == 1
-    assert "only Poetry reads" in json.loads(done.stdout)["error"]["context"][0]
-
-
 # --- what uv reads by itself ---------------------------------------------------------------------
 
 
-def lock_with_uv(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [*STAGER, "lock", "--resolver", "uv", *arguments]
-    return subprocess.run(
-        argv, cwd=root, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
+def lock_with_uv(root: Path, **env: str) -> Done:
+    return run([*STAGER, "lock", "--resolver", "uv"], cwd=root, env={**os.environ, **env})
 
 
 def test_uv_reads_no_settings_of_a_project_around_the_offline_root(project: Project) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from time import time
@@ -15,6 +14,7 @@ from stager.incidents.node_history import DAY, KEPT_DAYS, keep_incidents
 from tests.support.building import Project
 from tests.support.fake_slurm import slurm_commands
 from tests.support.incidents import FULL, LOST, incidents_of
+from tests.support.processes import run
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 LOCAL = ("--allocation", "local", "--nodes", "1", "--log-dir", "logs")
@@ -44,15 +44,12 @@ def test_nothing_is_remembered(project: Project) -> None:
 
 
 def test_a_folder_without_a_project_has_the_usual_offline_root(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [STAGER, "nodes", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = run([STAGER, "nodes", "--json"], cwd=tmp_path)
     assert json.loads(done.stdout)["nodes"] == []
 
 
 def test_a_table_for_a_pipe(failed: Project) -> None:
-    done = failed.stager("nodes")
-    assert done.returncode == 0, done.stderr
+    done = failed.expect("nodes")
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["node", "times"], ["n2", "2"], ["n2", "1"]]
     assert "101       disk full: the environment" in lines[1]
@@ -84,22 +81,20 @@ def test_the_verdict_of_a_failed_verify_is_heard(project: Project) -> None:
     (project.root / "hear.py").write_text(HEARING)
     project.settings("alpha", more='[launch]\nbackend = "gloo"').build()
     hook = f"{sys.executable} hear.py"
-    good = project.stager("verify", *LOCAL, "--on-failure", hook)
-    assert good.returncode == 0
+    project.expect("verify", *LOCAL, "--on-failure", hook)
     assert not (project.root / "heard.json").exists()
 
     bad = {"STAGER_NODE_ROOT": "/proc"}
-    done = project.stager("verify", "--json", *LOCAL, "--on-failure", hook, env=bad)
-    assert done.returncode == 3, done.stderr
+    done = project.expect("verify", "--json", *LOCAL, "--on-failure", hook, code=3, env=bad)
     assert (project.root / "heard.json").read_text() == done.stdout
     assert json.loads(done.stdout)["ok"] is False
     assert done.stderr.endswith("I know\n")
 
-    plain = project.stager("verify", *LOCAL, "--on-failure", "false", env=bad)
-    assert plain.returncode == 3
+    plain = project.expect("verify", *LOCAL, "--on-failure", "false", code=3, env=bad)
     assert "warning: the on-failure command failed: exit status 1: false" in plain.stderr
-    dry = project.stager("verify", *LOCAL, "--dry-run", "--on-failure", "echo told", env=bad)
-    assert dry.returncode == 3
+    dry = project.expect(
+        "verify", *LOCAL, "--dry-run", "--on-failure", "echo told", code=3, env=bad
+    )
     assert "told" not in dry.stderr + dry.stdout
 
 
@@ -121,14 +116,13 @@ def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
     (project.root / "train.py").write_text("")
     done = project.stager("run", *BATCH, env=slurm)
     assert (done.returncode, done.stdout) == (0, "4711\n"), done.stderr
-    assert "the on-failure command is not started for this job" in done.stderr
+    assert "--on-failure needs --wait: a submitted job is not watched" in done.stderr
     assert "told\n" not in done.stderr
     (note,) = (project.store.root / "pending-jobs").iterdir()
     assert json.loads(note.read_text())["job_id"] == "4711"
 
     bad = {"STAGER_NODE_ROOT": "/proc"}
-    done = project.stager("verify", *LOCAL, env=bad)
-    assert done.returncode == 3
+    done = project.expect("verify", *LOCAL, code=3, env=bad)
     assert "told\n" in done.stderr
 
 
@@ -138,8 +132,7 @@ def test_a_job_that_leaves_no_result_is_heard_of_and_stays_pending(
 ) -> None:
     project.settings("alpha", more='[launch]\nlauncher = "srun"\non-failure = "cat"').build()
     (project.root / "train.py").write_text("")
-    done = project.stager("run", "--json", "--wait", *BATCH, env=slurm)
-    assert done.returncode == 3, done.stderr
+    done = project.expect("run", "--json", "--wait", *BATCH, code=3, env=slurm)
     report = json.loads(done.stdout)
     assert "job 4711 left no result" in report["error"]["message"]
     assert done.stdout in done.stderr

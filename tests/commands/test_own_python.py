@@ -1,4 +1,4 @@
-"""A bundle that brings its own Python: built here, used where there is only an older one."""
+"""A bundle that brings its own Python, or is for another version than the one that builds it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from bundle.environment.listing import OWN_PYTHON
+from stager.core.store import Store
+from stager.interpreter import find_compiler
 from stager.pack.bundle_file import read_manifest
-from tests.support.building import Project, fetch_zstandard
+from tests.support.building import Project, contents, fetch_zstandard
 from tests.support.needs import needs
 from tests.support.own_pythons import movable_python, oldest_python
 from tests.support.processes import run
+from tests.support.wheelhouse import make_wheel
 
 RANK = """\
 import json, os, sys
@@ -37,8 +40,7 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     settings = f'python = "{python}"\ninterpreter = "{own.prefix}"\n'
     project.settings("alpha", more=settings)
 
-    built = project.stager("build", "--json")
-    assert built.returncode == 0, built.stderr
+    built = project.expect("build", "--json")
     report = json.loads(built.stdout)
     assert report["proved"], built.stderr
     manifest = read_manifest(Path(report["bundle"]))
@@ -52,8 +54,7 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
 
     logs = tmp_path / "logs"
     local = ("--allocation", "local", "--launcher", "processes", "--nproc-per-node", "2")
-    ran = project.stager("run", *local, "--log-dir", str(logs), "--", "train.py")
-    assert ran.returncode == 0, ran.stderr
+    project.expect("run", *local, "--log-dir", str(logs), "--", "train.py")
     for log in logs.glob("*.out"):
         _assert_own(log.read_text(), python, tmp_path)
 
@@ -97,3 +98,50 @@ def _assert_own(output: str, python: str, place: Path) -> None:
     assert base == f"{prefix}/{OWN_PYTHON}"
     assert library.startswith(f"{base}/lib/python{python}/")
     assert package.startswith(f"{prefix}/lib/python{python}/site-packages/")
+
+
+CODE = "import alpha, sys; print(alpha.__cached__, sys.version.split()[0], alpha.NAME)"
+
+
+@pytest.mark.full
+def test_it_is_compiled_and_proved_by_a_python_of_that_version(
+    project: Project, pip_settings: Mapping[str, str], tmp_path: Path
+) -> None:
+    other = movable_python()
+    python, tag = other.target.python, other.target.python.replace(".", "")
+    fetch_zstandard(python, project.store.wheels, pip_settings)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / f"python{python}").symlink_to(other.program)
+    env = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    wheel = make_wheel(tmp_path, "alpha", files={"alpha.py": "NAME = 'alpha'\n"})
+    project.locked(wheel, more=f'python = "{python}"')
+
+    built = project.expect("build", "--json", env=env)
+    report = json.loads(built.stdout)
+    assert report["proved"], built.stderr
+    assert "no bytecode" not in built.stderr
+    assert f", by {other.program.resolve()}" in built.stderr
+    _assert_compiled(project.store, Path(report["bundle"]), other.program, tag)
+    again = json.loads(project.stager("build", "--json", env=env).stdout)
+    assert (again["id"], again["layers_built"]) == (report["id"], 0)
+
+    ran = project.expect("exec", "--", "python", "-c", CODE, env=env)
+    cached, version, name = ran.stdout.split()
+    assert cached.endswith(f"alpha.cpython-{tag}.pyc")
+    assert (version.rpartition(".")[0], name) == (python, "alpha")
+
+
+def _assert_compiled(store: Store, bundle: Path, program: Path, tag: str) -> None:
+    """Each layer with modules has bytecode of that Python."""
+    manifest = read_manifest(bundle)
+    compiler = find_compiler(movable_python().target, program)
+    assert compiler is not None
+    kinds = set()
+    for layer in manifest.layers:
+        for name, data in contents(store.layer(layer.id)).items():
+            if name.endswith(".pyc"):
+                kinds.add(layer.kind)
+                assert f".cpython-{tag}." in name
+                assert data[:4].hex() == compiler.magic
+    assert kinds >= {"wheel", "trainer"}

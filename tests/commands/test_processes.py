@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -36,22 +35,18 @@ time.sleep(600)
 """
 
 
-def ran(project: Project, code: int, *options: str) -> dict[str, Any]:
-    done = project.stager("run", "--json", *JOB, *options, "--", "train.py")
-    assert done.returncode == code, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+def ran(project: Project, code: int) -> dict[str, Any]:
+    return project.report("run", *JOB, "--launcher", "processes", "--", "train.py", code=code)
 
 
 def test_ranks_without_torch(project: Project) -> None:
     """They know their place and can meet; a failure ends the others, and is the one named."""
     (project.root / "train.py").write_text(SHOW + MEET)
     project.settings("alpha").build()
-    refused = project.stager("run", *JOB, "--", "train.py")
-    assert refused.returncode == 1
+    refused = project.expect("run", *JOB, "--", "train.py", code=1)
     assert "--launcher processes" in refused.stderr
 
-    report = ran(project, 0, "--launcher", "processes")
+    report = ran(project, 0)
     assert (report["ok"], report["world_size"], report["launcher"]) == (True, 4, "processes")
     logs = [log.read_text() for log in (project.root / "logs").glob(f"*{report['job_id']}*.out")]
     places = sorted(re.findall(r"^is (\d) 4 (\d) 2 (\d) \d+ \S+$", "\n".join(logs), re.MULTILINE))
@@ -62,5 +57,5 @@ def test_ranks_without_torch(project: Project) -> None:
         ("os.kill(os.getpid(), signal.SIGKILL)", -9),
     ):
         (project.root / "train.py").write_text(FAIL.format(how=how))
-        failed = ran(project, 3, "--launcher", "processes")["first_failure"]
+        failed = ran(project, 3)["first_failure"]
         assert (failed["rank"], failed["exit_code"]) == (3, status)

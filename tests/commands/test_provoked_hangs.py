@@ -37,33 +37,23 @@ def run_case(
     return ran.report, [json.loads(line) for line in lines]
 
 
-def check_hang(case: str, torch_project: TorchProject, folder: Path, seconds: float) -> None:
-    expected = HANGS[case]
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HANGS)
+def test_each_hang_is_named(case: str, torch_project: TorchProject, tmp_path: Path) -> None:
     options = ("--hang-timeout", ENDS_AFTER)
-    report, events = run_case(case, 600, torch_project, folder, *options)
+    expected = HANGS[case]
+    report, events = run_case(case, 600, torch_project, tmp_path, *options)
     # On a busy machine the ranks are silent for as long before they print anything.
     told = [at for at, event in enumerate(events) if event["event"] == "silent" and event["line"]]
     silent = events[told[0]]
     hang = next(event for event in events[told[0] :] if event["event"] == "hang")
     assert (hang["kind"], hang["rank"]) == (expected.kind, expected.rank)
     assert hang["place"].startswith(find_place(expected.mark))
-    assert hang["time"] - silent["time"] < seconds
+    assert hang["time"] - silent["time"] < 5
     first = report["first_failure"]
     assert (first["class"], first["rank"]) == ("hang", expected.rank)
     assert torch_project.left_over() == []
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_rank_in_its_loader_is_named(torch_project: TorchProject, tmp_path: Path) -> None:
-    check_hang("a loader", torch_project, tmp_path, 120)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.parametrize("case", HANGS)
-def test_each_hang_is_named(case: str, torch_project: TorchProject, tmp_path: Path) -> None:
-    check_hang(case, torch_project, tmp_path, 5)
 
 
 @pytest.mark.full

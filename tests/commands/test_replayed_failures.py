@@ -13,36 +13,26 @@ from tests.support.torch_project import TorchProject
 ONE_NODE = ("--nodes", "1", "--nproc-per-node", "2")
 
 
-def replay_case(case: str, torch_project: TorchProject, folder: Path) -> None:
-    (folder / "shards").mkdir()
-    (folder / "shards" / "rank1.csv").write_text("1,2,x,4")
-    failed = torch_project.run(TRAIN, case, cwd=folder, options=ONE_NODE)
-    first = failed.report["first_failure"]
-    expected = f"{FAILURES[case][0]} at script.py:{find_line(case)}"
-    assert first["rank"] == 1
-    assert first["step"] == {"step": 2}
-    assert first["seeds"]["torch"] == "1"
-    before = (folder / "metrics.json").read_bytes()
-
-    logs, env = folder / "logs", {"TMPDIR": str(torch_project.nodes)}
-    done = torch_project.stager("replay", "--json", "--log-dir", logs, cwd=folder, env=env)
-    said = json.loads(done.stdout)
-    assert done.returncode == 1, done.stderr
-    assert said["verdict"] == f"the same failure: {expected}"
-    assert (said["same"], said["expected"], said["failure"]) == (True, expected, expected)
-    assert (folder / "metrics.json").read_bytes() == before
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_bad_shard_is_found_again(torch_project: TorchProject, tmp_path: Path) -> None:
-    replay_case("shard", torch_project, tmp_path)
-
-
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("case", sorted(FAILURES))
 def test_each_failure_is_found_again(
     case: str, torch_project: TorchProject, tmp_path: Path
 ) -> None:
-    replay_case(case, torch_project, tmp_path)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "rank1.csv").write_text("1,2,x,4")
+    failed = torch_project.run(TRAIN, case, cwd=tmp_path, options=ONE_NODE)
+    first = failed.report["first_failure"]
+    expected = f"{FAILURES[case][0]} at script.py:{find_line(case)}"
+    assert first["rank"] == 1
+    assert first["step"] == {"step": 2}
+    assert first["seeds"]["torch"] == "1"
+    before = (tmp_path / "metrics.json").read_bytes()
+
+    logs, env = tmp_path / "logs", {"TMPDIR": str(torch_project.nodes)}
+    done = torch_project.stager("replay", "--json", "--log-dir", logs, cwd=tmp_path, env=env)
+    said = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert said["verdict"] == f"the same failure: {expected}"
+    assert (said["same"], said["expected"], said["failure"]) == (True, expected, expected)
+    assert (tmp_path / "metrics.json").read_bytes() == before

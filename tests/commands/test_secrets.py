@@ -49,8 +49,7 @@ def ran(
 ) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     """What the rank noted, and what was said."""
     argv = ["run", "--allocation", "local", "-v", "--log-dir", str(logs), *options]
-    done = project.stager(*argv, "--", "train.py", *ARGUMENTS, env={**env, **PLAIN})
-    assert done.returncode == 0, done.stderr
+    done = project.expect(*argv, "--", "train.py", *ARGUMENTS, env={**env, **PLAIN})
     return json.loads((project.root / "seen.json").read_text()), done
 
 
@@ -135,8 +134,7 @@ def test_a_rank_that_misses_a_withheld_secret_is_told_so(ready: Project, tmp_pat
 
     def failed(*options: str, env: Mapping[str, str]) -> dict[str, Any]:
         argv = ["run", "--allocation", "local", "--log-dir", logs, *options, "--", "train.py"]
-        done = ready.stager(*argv, env=env)
-        assert done.returncode == 3, done.stderr
+        done = ready.expect(*argv, code=3, env=env)
         told = ready.stager("diagnose", "--json", "--log-dir", logs, env=env)
         found: dict[str, Any] = json.loads(told.stdout)["first_failure"]
         assert found["cause"] == "KeyError: 'GH_TOKEN'"
@@ -159,6 +157,5 @@ def test_exec_is_the_users_own_shell(ready: Project) -> None:
 
 
 def test_a_command_that_is_refused_shows_no_secret(ready: Project) -> None:
-    done = ready.stager("run", "--allocation", "local", "--", "--epochs", "3", *ARGUMENTS)
-    assert done.returncode == 1, done.stderr
+    done = ready.expect("run", "--allocation", "local", "--", "--epochs", "3", *ARGUMENTS, code=1)
     assert hushed(done.stdout + done.stderr) == []

@@ -80,10 +80,9 @@ def test_a_locked_file_that_is_gone_shows_none(
     place = index.url.removesuffix("/simple")
     name = wheel_name(wheelhouse)
     settle(project, f"alpha @ {place}/files/{name}{QUERY}")
-    assert project.stager("lock").returncode == 0
+    project.expect("lock")
     (wheelhouse / name).unlink()
-    done = project.stager("build", "--json")
-    assert done.returncode == 1
+    done = project.expect("build", "--json", code=1)
     assert not json.loads(done.stdout)["ok"]
     assert HUSH not in said(done)
 

@@ -1,9 +1,7 @@
 """Real projects in one go: a project of uv, a lock that stays put, a script that brings its own."""
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,17 +13,9 @@ from tests.support.sources import git_commit, own_backend
 from tests.support.wheelhouse import make_wheel
 
 
-def printed(project: Project, *arguments: str) -> dict[str, Any]:
-    """Return the JSON object of a command."""
-    done = project.stager(arguments[0], "--json", *arguments[1:])
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def packages(project: Project) -> dict[str, str]:
     """Return the packages in the newest bundle."""
-    layers = printed(project, "inspect")["layers"]
+    layers = project.report("inspect")["layers"]
     return {one["name"]: one["version"] for one in layers if one["kind"] == "wheel"}
 
 
@@ -60,10 +50,10 @@ explicit = true
         )
         subprocess.run([*require_uv(), "lock", "-q"], cwd=project.root, check=True)
         (project.root / "stager.toml").unlink()
-        assert printed(project, "init")["requirements"] == ["uv.lock"]
-        changes = printed(project, "lock")["changes"]
+        assert project.report("init")["requirements"] == ["uv.lock"]
+        changes = project.report("lock")["changes"]
         assert [one["name"] for one in changes["added"]] == ["alpha", "beta", "from-git", "special"]
-        assert printed(project, "build")["proved"]
+        assert project.report("build")["proved"]
     expected = {"alpha": "1.0", "beta": "1.1", "from-git": "1.0", "special": "1.0"}
     assert packages(project) == expected
     assert commit in (project.root / "pylock.toml").read_text()
@@ -101,15 +91,14 @@ default = true
             refused = project.stager("build", *options)
             assert refused.returncode == 1, (options, refused.stderr)
             assert "uv.lock is out of date: its pyproject.toml has changed" in refused.stderr
-        refused = project.stager("build", "--locked")
-        assert refused.returncode == 1, refused.stderr
+        refused = project.expect("build", "--locked", code=1)
         assert "`uv lock`, then `stager lock`" in refused.stderr
         refused = project.stager("exec", "--", "python", "-c", "import alpha")
         assert "the requirements of project have changed" in refused.stderr
 
         subprocess.run(lock, cwd=project.root, check=True)
         assert "added tqdm 1.0" in project.stager("build", "--no-prove").stderr
-    assert project.stager("build", "--locked", "--offline").returncode == 0
+    project.expect("build", "--locked", "--offline")
 
 
 def test_a_script_that_brings_its_own(project: Project, wheelhouse: Path) -> None:
@@ -129,8 +118,7 @@ print("alpha", alpha.VERSION, "beta", beta.VERSION)
 """
     )
     local = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
-    done = project.stager("run", *local, "--", "train.py")
-    assert done.returncode == 0, done.stderr
+    done = project.expect("run", *local, "--", "train.py")
     assert "alpha 1.0 beta 1.0" in done.stdout + done.stderr
     assert (project.root / "pylock.train.toml").is_file()
     assert not (project.root / "pylock.toml").exists()
@@ -139,11 +127,10 @@ print("alpha", alpha.VERSION, "beta", beta.VERSION)
     assert again.stdout == "alpha 1.0 beta 1.0\n", again.stderr
     script = (project.root / "train.py").read_text()
     (project.root / "train.py").write_text(script.replace('"torch"]', '"torch", "my-odd-name"]'))
-    assert printed(project, "build", "train.py")["packages"] == 4
+    assert project.report("build", "train.py")["packages"] == 4
 
     project.settings("alpha")
-    refused = project.stager("lock", "train.py")
-    assert refused.returncode == 1
+    refused = project.expect("lock", "train.py", code=1)
     assert "stager.toml does" in refused.stderr
 
 
@@ -169,19 +156,17 @@ def test_a_script_that_uv_has_locked(
         subprocess.run(lock, cwd=project.root, check=True)
         script.write_text(script.read_text() + "print('of the script')\n")
         make_wheel(wheelhouse, "beta", "1.9")  # newer, and not what uv has locked
-        assert printed(project, "build", "train.py")["packages"] == 2
+        assert project.report("build", "train.py")["packages"] == 2
         assert 'version = "1.1"' in (project.root / "pylock.train.toml").read_text()
         refused = project.stager("build", "train.py", "--upgrade")
         assert "`uv lock --script train.py`" in refused.stderr
 
         script.write_text(script.read_text().replace('"beta<2"', '"beta"'))
-        refused = project.stager("build", "train.py")
-        assert refused.returncode == 1
+        refused = project.expect("build", "train.py", code=1)
         assert "train.py.lock is out of date: the block of train.py has changed" in refused.stderr
 
         project.settings("train.py", "tqdm")
         make_wheel(wheelhouse, "tqdm")
-        done = project.stager("lock")
-        assert done.returncode == 0, done.stderr
+        done = project.expect("lock")
         assert "train.py.lock does not count" in done.stderr
         assert 'version = "2.0"' in (project.root / "pylock.toml").read_text()

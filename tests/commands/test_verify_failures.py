@@ -114,17 +114,6 @@ def test_one_rank_is_killed_while_the_others_wait(
 
 
 @pytest.mark.full
-def test_one_rank_leaves_and_the_other_node_would_go_on_for_ever(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
-    ran = torch_project.run(ALONE.format(rank=2, fault="sys.exit(5)"), cwd=tmp_path)
-    failure = failed(torch_project, ran)
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local2", 2, 5)
-    assert failure["cause"] == "the program ended itself: sys.exit(5)"
-    assert ran.report["exit_codes"]["local1"] == 143
-
-
-@pytest.mark.full
 def test_a_crash_in_compiled_code(torch_project: TorchProject, tmp_path: Path) -> None:
     script = ALONE.format(rank=1, fault="ctypes.string_at(0)")
     failure = failed(torch_project, torch_project.run(script, cwd=tmp_path, options=ONE_NODE))
@@ -132,16 +121,6 @@ def test_a_crash_in_compiled_code(torch_project: TorchProject, tmp_path: Path) -
     assert (failure["class"], failure["cause"]) == ("killed", "it was killed by SIGSEGV")
     # What torchrun has to say about it, forty lines, is not what the rank wrote.
     assert failure["lines"] == ["last words of rank 1"]
-
-
-def test_a_missing_module_is_told_from_other_errors(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
-    ran = torch_project.run("import no_such_module_here\n", cwd=tmp_path, options=ONE)
-    failure = failed(torch_project, ran)
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 1)
-    assert failure["class"] == "missing-module"
-    assert failure["cause"] == "ModuleNotFoundError: No module named 'no_such_module_here'"
 
 
 def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) -> None:
@@ -172,31 +151,4 @@ def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Pat
     assert (ran.code, ran.report["first_failure"]) == (0, None)
     assert ran.output().count("the second time") == 1
     assert "ValueError: the first time" in ran.output()
-    assert torch_project.left_over() == []
-
-
-@pytest.mark.full
-def test_fifty_megabytes_of_output(torch_project: TorchProject, tmp_path: Path) -> None:
-    script = "for _ in range(50_000): print('x' * 999)\nraise SystemExit('all is written')\n"
-    ran = torch_project.run(script, cwd=tmp_path, options=ONE)
-    failure = failed(torch_project, ran)
-    assert failure["cause"] == "the program ended itself: all is written"
-    assert sum(line == "x" * 999 for line in ran.output()) == 50_000
-    events = ran.logs / f"events.{ran.report['job_id']}.jsonl"
-    assert events.stat().st_size < 1_000_000
-
-
-def test_a_child_that_a_rank_leaves_behind_ends_with_the_job(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
-    """It holds the ranks' output open, in a session of its own; the job does not wait for it."""
-    script = (
-        "import subprocess, sys\n"
-        "code = 'import time; time.sleep(600)'\n"
-        "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
-        "print('left one behind')\n"
-    )
-    ran = torch_project.run(script, cwd=tmp_path, options=ONE)
-    assert (ran.code, ran.report["first_failure"]) == (0, None)
-    assert "left one behind" in ran.output()
     assert torch_project.left_over() == []

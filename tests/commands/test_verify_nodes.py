@@ -94,10 +94,17 @@ def test_a_bundle_for_another_python(tiny: Path, tmp_path: Path) -> None:
     assert "error: local1,local2: " in said
 
 
-def test_a_bundle_without_torch_cannot_be_launched(project: Project) -> None:
-    project.build()
-    done = project.stager("run", "--allocation", "local", "--nodes", "1", "--", "train.py")
-    assert done.returncode == 1
-    assert "torch is not in the bundle" in done.stderr
-    assert "environment.requirements" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_repair_is_a_warning_also_with_quiet(project: Project, tmp_path: Path) -> None:
+    project.settings("alpha").build()
+    argv = ["verify", "--allocation", "local", "--log-dir", str(tmp_path / "logs"), "-q"]
+    assert project.expect(*argv).stderr == ""
+    nodes = Path(os.environ["STAGER_NODE_ROOT"])
+    (module,) = nodes.glob("**/envs/*/lib/python*/site-packages/alpha/__init__.py")
+    module.unlink()
+    done = project.expect(*argv, "--json")
+    assert list(json.loads(done.stdout)["repaired"]) == ["local1"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: local1: /")
+    assert "alpha/__init__.py: it is missing" in line
+    assert line.endswith("; stager repairs the environment before using it")
+    assert project.stager(*argv).stderr == ""

@@ -124,6 +124,20 @@ class Project:
             (code,), out, err = _warm_commands().start([rank], self.root, arguments).wait()
         return subprocess.CompletedProcess(argv, code, out, err)
 
+    def expect(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Done:
+        """Run a command that ends with a code."""
+        done = self.stager(*arguments, env=env)
+        assert done.returncode == code, done.stderr
+        return done
+
+    def report(
+        self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run a command that ends with a code; the JSON object that is all it prints."""
+        done = self.expect(arguments[0], "--json", *arguments[1:], code=code, env=env)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
 
 _ONE_AT_A_TIME = threading.Lock()
 

@@ -147,15 +147,14 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("cluster", "cpus-per-task", 0, f"found the number 0, {COUNT}"),
         ("cluster", "nodes", 65_536, f"found the number 65536, {NODES}"),
         ("cluster", "nodes", 10**26, f"found the number {10**26}, {NODES}"),
-        pytest.param("cluster", "nodes", 1 << 60_000,
-                     f"found a number of thousands of digits, {NODES}", id="long number"),
         ("cluster", "nodes", "1:65536", f"found the string '1:65536', {NODES}"),
         ("cluster", "min-nodes", 2, "found 2, which is more than cluster.nodes"),
         ("environment", "python", 3.1, f"found the number 3.1, {PYTHON}"),
+        ("trust", "require", True,
+         "true needs allowed-signers, the file with the keys that may sign"),
         ("environment", "requirements", "numpy", f"found the string 'numpy', {STRINGS}"),
         ("environment", "requirements", ["a", 1], f"found the list ['a', 1], {STRINGS}"),
         ("environment", "prune", "tests", f"found the string 'tests', {PRUNED}"),
-        ("environment", "prune", ["Test"], "unknown word 'Test'; did you mean \"tests\"?"),
         ("environment", "prune", ["p:!*.a"],
          "'p:!*.a' has no pattern that leaves something out after its colon"),
         ("environment", "prune", ["/x:y"],
@@ -317,8 +316,9 @@ def test_a_table_of_a_script_that_is_none_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text(f"# /// script\n# [tool.stager]\n# {line}\n# ///\n")
-    with pytest.raises(ConfigError, match=r"tool\.stager\.(environment|project): found"):
+    with pytest.raises(ConfigError) as caught:
         load_script(Path("s.py"))
+    assert re.match("(environment|project): found", caught.value.context[0])
 
 
 def test_no_file_says_where_it_looked(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_variable_is_read_as_its_key_allows(
          "STAGER_CLUSTER_NODES: found the string 'many', allowed: a whole number"),
         ({"STAGER_CLUSTER_NODES": "2\nx = 3"}, USER, "STAGER_CLUSTER_NODES",
          "STAGER_CLUSTER_NODES: found the string"),
-        ({"STAGER_CLUSTR_NODES": "2"}, USER, "STAGER_CLUSTR_NODES",
+        ({"STAGER_CLUSTER_NODE": "2"}, USER, "STAGER_CLUSTER_NODE",
          "did you mean STAGER_CLUSTER_NODES?"),
         ({"STAGER_LAUNCH_NPROC": "2"}, USER, "STAGER_LAUNCH_NPROC",
          "STAGER_LAUNCH_NPROC: unknown variable"),
