@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .protocol.enumerations import EXIT_INTERRUPTED, Allocation, PhaseName
-from .protocol.problem import NodeError, ProblemCode
+from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
     from .environment import unpack
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # Each command imports what it needs when it is known: an agent is started for every node.
 
 _PROBED = ("python", "prefix", "packages", "origins", "origin_ok", "problems")  # of its answer
-_ATTEMPTS = 3  # attempts to make an environment that is removed before it can be held
 
 
 def main(argv: Sequence[str]) -> int:
@@ -117,8 +116,6 @@ def _drive(options: argparse.Namespace) -> int:
 def _agent(options: argparse.Namespace) -> int:
     from .agent import agent
 
-    if options.phase == PhaseName.COLLECT:
-        return agent.collect(options.request)
     return agent.main(options.phase, options.request)
 
 
@@ -182,6 +179,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _environment(options: argparse.Namespace) -> unpack.Environment:
     from .checks import probe
+    from .environment import unpack
     from .environment.listing import own_python
     from .format.archive import BundleFile
     from .format.manifest import estimate_room
@@ -200,37 +198,18 @@ def _environment(options: argparse.Namespace) -> unpack.Environment:
         python = interpreter.find_base_python(version, options.python)
         if not own_program.can_load_modules_for(version):
             os.execv(python, [python, "-I", "-S", *sys.argv])
-    base = choose_base_for_bundle(
-        options.base, manifest.id, estimate_room(manifest.layers, manifest), os.environ
+    room = estimate_room(manifest.layers, manifest)
+    root = make_secure_root(choose_base_for_bundle(options.base, manifest.id, room, os.environ))
+    environment = unpack.unpack(
+        options.bundle,
+        root=root,
+        expected=manifest.id,
+        python=python or own_python(env_path(root, manifest.id), version),
+        processes=host.cpus,
+        source=unpack.Source(trusted=options.trusted),
     )
-    root = make_secure_root(base)
-    python = python or own_python(env_path(root, manifest.id), version)
-    return _unpack(options, root, manifest.id, python, host.cpus)
-
-
-def _unpack(
-    options: argparse.Namespace, root: str, bundle_id: str, python: str, processes: int
-) -> unpack.Environment:
-    """Unpack the bundle if need be; for ``exec``, hold the environment as well."""
-    from .environment import unpack
-
-    for attempt in range(_ATTEMPTS):
-        environment = unpack.unpack(
-            options.bundle,
-            root=root,
-            expected=bundle_id,
-            python=python,
-            processes=processes,
-            source=unpack.Source(trusted=options.trusted),
-        )
-        try:
-            if options.command == "exec":  # the command that this becomes inherits the lock
-                unpack.hold_environment(root, bundle_id)
-            break
-        except NodeError as exc:
-            # `stager clean` was faster than the lock
-            if attempt == _ATTEMPTS - 1 or exc.problem.code is not ProblemCode.ENVIRONMENT_GONE:
-                raise
+    if options.command == "exec":  # the command that this becomes inherits the lock
+        unpack.hold_environment(root, manifest.id)
     return environment
 
 
@@ -265,7 +244,6 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
-    """Become the command, in the environment that is held already."""
     from .launch import exec_command, program_variables
     from .launch.wrapper import find_src_folder
 
@@ -277,17 +255,13 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     )
     variables.update(exec_command.read_step_variables(os.environ))
     variables.setdefault("STAGER_PATCHES", "1")
-    own_code = [
-        *filter(None, [find_src_folder(variables["STAGER_PROJECT"])]),
-        *exec_command.find_trainer(variables),
-    ]
-    if own_code:  # an empty one would be the working directory
-        variables["PYTHONPATH"] = os.pathsep.join(own_code)
+    own_code = [find_src_folder(variables["STAGER_PROJECT"]), *exec_command.find_trainer(variables)]
+    if any(own_code):  # an empty one would be the working directory
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, own_code))
     return _become(command, variables)
 
 
 def _exec_mounted(options: argparse.Namespace) -> int:
-    """Become the command in an environment that a mounted image contains."""
     from .checks import probe
     from .environment.unpack import turn_into_problem
     from .launch import exec_command, program_variables

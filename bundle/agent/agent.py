@@ -37,7 +37,9 @@ Phase = Callable[[Any, AgentChannel], Answer]
 
 
 def main(phase: str, handle: int | None = None) -> int:
-    """Run a phase of `PHASES`, or ``session``; the request is in the open file, None for stdin."""
+    """Run a phase of `PHASES`, ``session`` or ``collect``; the request is in the open file."""
+    if phase == PhaseName.COLLECT:
+        return collect(handle)
     signals.end_on_signals()
     signals.receive_user_signals()
     processes.raise_open_files()
@@ -55,13 +57,12 @@ def main(phase: str, handle: int | None = None) -> int:
 
 def command(argv: Sequence[str]) -> int:
     """Do what the bootstrap program asks: ``agent PHASE --request DESCRIPTOR``."""
-    # What is imported and read here stays; there is little else to collect.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
-    # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
+    # If the starting process ignores it, no child could be waited for: that passes through exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, phase, _, handle = argv
     try:
-        return collect(int(handle)) if phase == PhaseName.COLLECT else main(phase, int(handle))
+        return main(phase, int(handle))
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 1
@@ -75,9 +76,7 @@ def collect(handle: int | None) -> int:
     from ..node.node_root import code_path, env_path
     from ..results import stream
 
-    request = AgentChannel(handle, follow=False).request
-    if not isinstance(request, messages.CollectRequest):
-        raise TypeError(f"{request.phase}: not a request for the outputs")
+    request: Any = AgentChannel(handle, follow=False).request
     job, out = request.job, sys.stdout.buffer
     try:
         if request.code:
@@ -135,7 +134,6 @@ def _switch_python(channel: AgentChannel) -> None:
 
 
 def _start_early(request: messages.AgentRequest) -> EarlyLauncher | None:
-    """Start a launcher on the requests that allow it, as far as the environment exists."""
     if not isinstance(
         request, (messages.ProbeRequest, messages.EarlyRequest, messages.PreflightRequest)
     ):

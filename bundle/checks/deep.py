@@ -1,7 +1,7 @@
 """Complete verification of an environment: every byte is compared with the bundle it came from.
 
 Its directory is named after the digest of its manifest, the manifest has the digests of the layers'
-heads, a head that of every file: nothing else is needed, and damage to these is noticed, too.
+heads, a head that of every file: damage to these is noticed, too.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
     """Look up the addresses of each name on this machine; an empty list for an unknown name."""
 
     def resolve(name: str) -> list[str]:
-        try:
+        with contextlib.suppress(NodeError):
             return network.resolve(name)
-        except NodeError:
-            return []
+        return []
 
     distinct = list(dict.fromkeys(names))
     with ThreadPoolExecutor(max_workers=min(_LOOKUPS, len(distinct) or 1)) as pool:
@@ -92,14 +91,13 @@ def connect_to_head(address: str, port: int, job_id: str, node: str, timeout: fl
             with socket.create_connection((address, port), timeout=left) as peer:
                 seconds = time.monotonic() - started
                 peer.sendall(f"stager {job_id} {node}\n".encode())
-                reply = _read_line(peer)
+                if reply := _read_line(peer):
+                    break
+            # The head hangs up on a peer whose line is late: this node may have stood still.
+            raise ConnectionError("it hung up")
         except OSError as exc:
             if time.monotonic() + _PAUSE >= until:
                 raise NodeError(_make_unreached_problem(where, exc, seconds, timeout)) from exc
-        else:
-            # The head hangs up on a peer whose line is late: this node may have stood still.
-            if reply or time.monotonic() + _PAUSE >= until:
-                break
         time.sleep(_PAUSE)
     if reply == f"stager {job_id}":
         return seconds
@@ -112,15 +110,13 @@ def _read_node_name(peer: socket.socket, job_id: str, patience: float) -> str:
     peer.settimeout(patience)
     words = _read_line(peer).split(" ", 2)
     peer.sendall(f"stager {job_id}\n".encode())
-    # It hangs up first, so that its side and not this port waits out TIME_WAIT. One that stands
-    # still before it does has come all the same.
+    # It hangs up first, so that its side and not this port waits out TIME_WAIT.
     with contextlib.suppress(OSError):
         peer.recv(1)
     return words[2] if len(words) == 3 and words[:2] == ["stager", job_id] else ""
 
 
 def _read_line(peer: socket.socket) -> str:
-    """Read one line without its end; the peer may close early, or send too much."""
     data = more = peer.recv(_LINE)
     while more and not data.endswith(b"\n") and len(data) < _LINE:
         more = peer.recv(_LINE)
@@ -146,10 +142,7 @@ _GROUPS = 1024  # as many tasks as process_pool hands out one by one
 
 
 def find_damaged_files(env_dir: str, processes: int) -> list[Problem]:
-    """Compare every byte, link and directory of a published environment with its own manifest.
-
-    Up to ``SHOWN`` damaged paths are returned, then the number of the others.
-    """
+    """Compare every byte, link and directory of a published environment with its own manifest."""
     root = os.path.dirname(os.path.dirname(env_dir))
     with unpack.hold_during(root, os.path.basename(env_dir)):
         try:
@@ -204,14 +197,12 @@ def _read_expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Me
         wheel = hard_links.read_kept_file([env_dir], f"decompressor/{part.name}", part.sha256)
         if wheel is None:
             raise LayerError(f"{part.name} is missing, or does not have the digest in the manifest")
-    heads, lost = [], []
+    heads = []
     for layer in manifest.layers:
         head = hard_links.read_kept_file([env_dir], f"layers/{layer.id}", layer.head)
-        heads += [] if head is None else [head]
-        lost += [layer.name] if head is None else []
-    if lost:
-        more = f" and {format_count(len(lost) - 1, 'more layer')}" if lost[1:] else ""
-        raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
+        if head is None:
+            raise LayerError(f"the list of files is missing or damaged for {layer.name}")
+        heads.append(head)
     with tempfile.TemporaryDirectory(prefix=f"{manifest.id}.", dir=scratch) as folder:
         decompress = load_decompressor(part.name if part else "", wheel, folder)
         indexes = [decode_head(head, lambda data: decompress(data, -1)) for head in heads]
@@ -244,29 +235,20 @@ def _find_content_faults(env_dir: str, files: Sequence[Entry], processes: int) -
 def _compare_file(env_dir: str, entry: Entry) -> str:
     try:
         with _open_to_read(f"{env_dir}/{entry.path}") as handle:
-            return _compare_open_file(handle, entry)
+            if why := damage.explain_status(os.fstat(handle), entry.size, entry.mode >> 6 & 1):
+                return why
+            digest = compute_digest(handle)
     except FileNotFoundError:
         return "it is missing"
     except OSError as exc:
         return f"it cannot be read: {exc.strerror or exc}"
+    is_same = digest == entry.sha256
+    return "" if is_same else f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
 
 
-@contextlib.contextmanager
-def _open_to_read(path: str) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _compare_open_file(handle: int, entry: Entry) -> str:
-    if why := damage.explain_status(os.fstat(handle), entry.size, entry.mode >> 6 & 1):
-        return why
-    digest = compute_digest(handle)
-    if digest != entry.sha256:
-        return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
-    return ""
+def _open_to_read(path: str) -> contextlib.AbstractContextManager[int]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return node_root.close_after(os.open(path, flags))
 
 
 def _find_own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
@@ -339,12 +321,10 @@ def _make_damage_problem(where: str, why: str) -> Problem:
 
 # --- One node's part in ``verify --deep``: its clock, reaching the head, the names, every file
 
-# Faults are reported in the answer, and the agent ends well: only the answers of all nodes tell
-# which one is at fault (:mod:`bundle.driver.findings`), and a fault of one node must not end the
-# check of another.
+# Faults are reported in the answer: only the answers of all nodes tell which one is at fault
+# (:mod:`bundle.driver.findings`), and a fault of one node must not end the check of another.
 
-REACH_SECONDS = 20.0
-"""Seconds that the head listens, and the others try: a step's tasks do not start all at once."""
+REACH_SECONDS = 20.0  # to listen, or try: a step's tasks do not start all at once
 
 
 def check_deeply(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:

@@ -22,14 +22,12 @@ from importlib.machinery import ModuleSpec
 
 _MODULE = re.compile(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", re.MULTILINE)
 """A module at the top of a distribution, as a line of RECORD names it."""
-_SITE = ("site-packages", "dist-packages")
-"""Folders in that of the standard library that do not belong to it."""
+_SITE = ("site-packages", "dist-packages")  # not of the standard library
 _LINKED = (
     *("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_zstd"),
     *("binascii", "pyexpat", "zlib"),
 )
-"""Modules of the standard library that need shared libraries, which may be the system's; but for
-those of terminals, of windows and of old databases, which a job hardly ever imports."""
+"""Modules of the standard library that need shared libraries and that a job may import."""
 
 
 class _Environment:
@@ -40,8 +38,7 @@ class _Environment:
         self.problems: list[dict[str, object]] = []
         self.warnings: list[dict[str, object]] = []
         self._unloadable: dict[str, tuple[list[str], list[str]]] = {}
-        """Modules of the standard library that do not load, and those that cannot be imported
-        without them, by what the dynamic loader says."""
+        """By the loader's words: standard modules that do not load, and what fails without them."""
         names = ("stdlib", "platstdlib")
         paths = (os.path.realpath(sysconfig.get_path(name)) for name in names)
         self._standard = {os.path.join(path, "") for path in paths}
@@ -65,7 +62,6 @@ class _Environment:
                 self._check_origin(module, spec)
 
     def check_libraries(self) -> None:
-        """Import the modules that need shared libraries; a missing module needs none."""
         for module in _LINKED:
             try:
                 importlib.import_module(module)
@@ -111,7 +107,6 @@ class _Environment:
                 self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
-        """Record a module's path, which must be inside; a built-in one has none."""
         origin = [spec.origin] if spec.has_location and spec.origin else []
         paths = origin or list(spec.submodule_search_locations or ())
         if not paths:
@@ -154,11 +149,7 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Ask the finders of this Python, which may have more than the usual ones.
-
-    That of setuptools finds no module of a package. Asked for pip, it prevents setuptools from
-    being imported (pypa/pip#8761).
-    """
+    """Ask the finders but setuptools', which cannot be imported after that (pypa/pip#8761)."""
     asked = (one for one in sys.meta_path if type(one).__module__ != "_distutils_hack")
     finders = (getattr(finder, "find_spec", None) for finder in asked)
     return next(filter(None, (find(name, path) for find in finders if find)), None)

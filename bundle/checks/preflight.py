@@ -23,8 +23,7 @@ from . import probe
 SAMPLE = 1 << 20  # bytes read at each of a few positions of a bundle, to measure the speed
 _SAMPLES = 4
 INCOMING_PREFIX = "job-"  # prefix of the directories for broadcast files in ``incoming/``
-_OF_TASK = re.compile(r".+\.\d+\.\d+")
-"""Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
+_OF_TASK = re.compile(r".+\.\d+\.\d+")  # directories in ``jobs/``: job, node and task
 _STALE_SECONDS = 3600.0  # nobody writes for so long to a directory of a job that has gone
 
 
@@ -49,9 +48,8 @@ def choose_base_by_need(request: PreflightRequest) -> str:
 
 
 def _is_read_in_place(job: Job) -> bool:
-    if job.stage is Stage.AUTO:
-        return _measure_reading_rate(job) is not None
-    return job.stage is Stage.NEVER
+    is_auto = job.stage is Stage.AUTO
+    return _measure_reading_rate(job) is not None if is_auto else job.stage is Stage.NEVER
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -91,11 +89,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
 
 
 def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
-    """Return this node's address, its port as the head, and why it cannot be the head.
-
-    A problem with the address only rules a node out as the head, unless it is the first one: then
-    NodeError is raised. Such a node's address is that towards the driver's host, or empty.
-    """
+    """Return this node's address, its port as the head, and why it cannot be the head."""
     try:
         attempt = f".{request.attempt}" if request.attempt else ""  # no rank of one before it meets
         port = network.choose_port(f"{request.job.id}{attempt}")
@@ -131,7 +125,6 @@ def _choose_address(request: PreflightRequest) -> str:
 def _compare_with_bundle(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
-    """Add to an answer whether the environment is there and sound, and which layers are not."""
     job, root = request.job, answer.root
     env, started = node_root.env_path(root, job.bundle_id), time.monotonic()
     faults = damage.find_faults(env, processes) if root else None
@@ -160,8 +153,7 @@ def _compare_with_bundle(
 def _find_layers(
     envs: str, request: PreflightRequest, processes: int, *, is_damaged: bool
 ) -> Collection[str]:
-    # Where there is damage, more is likely: environments are trusted only after a check.
-    if is_damaged:
+    if is_damaged:  # more damage is likely: environments are trusted only after a check
         return hard_links.find_sound_layers(envs, processes)
     return hard_links.find_older_layers(envs, request.heads)
 

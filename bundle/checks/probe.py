@@ -29,9 +29,8 @@ def probe_environment(
 ) -> ProbeAnswer:
     """Ask a staged environment for its packages and the origins of its modules.
 
-    ``packages`` are distributions whose version and modules are looked up; ``imports`` are modules
-    that must be there, in ``env_dir`` or its ``project``. With ``deep`` they are imported, which
-    takes seconds; else they are only located. ``rank_env`` has the variables of a rank.
+    ``imports`` are modules that must be in ``env_dir`` or its ``project``; with ``deep`` they are
+    imported, else only located. ``rank_env`` has the variables of a rank.
     """
     program = read_source("checks.description").decode()
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
@@ -87,7 +86,6 @@ def _make_start_problem(env_dir: str, exc: processes.ProcessError) -> Problem:
 
 
 def _find_cause(lines: Sequence[str]) -> list[str]:
-    """Return the last imported module, if any, and the error; the stack of a crash may be long."""
     marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
     since = lines[marks[-1] :] if marks else lines
     errors = [line for line in since if line.startswith(("Fatal Python error", "ImportError"))]

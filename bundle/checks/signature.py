@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Callable
 
 from ..channel.bootstrap import make_memory_file
+from ..node.node_root import close_after
 from ..protocol.job import Job, Trust
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
@@ -35,11 +36,8 @@ def statement(bundle_id: str) -> str:
 @contextlib.contextmanager
 def open_as_path(text: str) -> Iterator[str]:
     """Yield a path at which a process of this user can read a text; it is in no directory."""
-    handle = make_memory_file(text.encode())
-    try:
+    with close_after(make_memory_file(text.encode())) as handle:
         yield f"/proc/{os.getpid()}/fd/{handle}"
-    finally:
-        os.close(handle)
 
 
 def verify_signature(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand:
@@ -50,11 +48,7 @@ def verify_signature(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand
 
 
 def check_signature(job: Job) -> str:
-    """Check the signature of a job's bundle on this node, where the job requires one.
-
-    Returns why it cannot be checked here; empty if it is good, or none is required. The job goes on
-    where it cannot be: the login side has checked it, and the driver names these nodes.
-    """
+    """Check the signature of a job's bundle, if required; return why it cannot be checked here."""
     return "" if job.trust is None else _check_cached(job.trust, job.bundle_id)
 
 
@@ -68,10 +62,10 @@ def _check_cached(trust: Trust, bundle_id: str) -> str:
         raise _make_refusal(bundle_id, exc.reason) from exc
     if done.returncode == 0:
         return ""
-    words = parse_keygen_lines(done)
     if done.returncode > 0 and done.returncode != REFUSED:
         return f"{KEYGEN} there is older than OpenSSH 8.1"
-    raise _make_refusal(bundle_id, "; ".join(words) or processes.describe_exit(done.returncode))
+    words = "; ".join(parse_keygen_lines(done))
+    raise _make_refusal(bundle_id, words or processes.describe_exit(done.returncode))
 
 
 def parse_keygen_lines(done: CompletedCommand) -> tuple[str, ...]:

@@ -1,13 +1,10 @@
 """Removal of unused environments from a node root, and of what killed jobs left there.
 
-An environment is removed under its exclusive lock, which every job that uses it shares. It leaves
-``envs/`` by one rename before anything in it is deleted; what a killed clean leaves in
-``incoming/``, the next clean or unpack removes. It is kept also where a process of this user names
-the directory in its command line, its variables or as its working directory, as every rank does.
-
-A job's directory, files that were broadcast for a job, and compiled code must also be idle for an
-hour. Symbolic links are removed, never followed; a tree with a file system mounted in it is not
-touched.
+An environment is removed under its exclusive lock, which every job that uses it shares, and leaves
+``envs/`` by one rename before anything in it is deleted. It is kept also where a process of this
+user names the directory in its command line, its variables or as its working directory. A job's
+directory, files that were broadcast, and compiled code must also be idle for an hour. Links are
+removed, never followed; a tree with a file system mounted in it is not touched.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ from ..protocol.counts import format_count, format_size
 from ..protocol.dataclass import dataclass
 from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import error_text
 from ..system.processes import fork_child, read_pipe
 from .unpack import lock_path
 
-IDLE_SECONDS = 3600.0
-"""A job that has no process left and has written nothing for this time is over."""
+IDLE_SECONDS = 3600.0  # a job is over that has written nothing for so long
 NOT_OURS = "not made by stager"
 _ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
@@ -62,9 +59,8 @@ def clean(
 ) -> NodeCleanup:
     """Remove everything from a node root that is neither to be kept nor in use.
 
-    The environments of the bundles in ``keep`` stay, and so does a job's directory that was written
-    to after ``idle_since``, in seconds since the epoch; None for an hour ago. With ``nodes``, the
-    node roots that a local allocation made below it are cleaned, too.
+    A job's directory that was written to after ``idle_since`` stays, in seconds since the epoch;
+    None for an hour ago. With ``nodes``, those of a local allocation below it are cleaned, too.
     """
     if os.path.basename(root) != node_root.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
@@ -100,8 +96,7 @@ class _Cleaning:
     kept: list[tuple[str, str]] = field(default_factory=list)
     left_overs: list[tuple[str, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    links: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The number of names counted of each file, by device and inode."""
+    links: Counter[tuple[int, int]] = field(default_factory=Counter)  # see removal.measure
 
     def clean(self, nodes: bool = True) -> bool:
         """Clean parts in the order of their dependence; return whether the root is gone."""
@@ -131,7 +126,6 @@ class _Cleaning:
                 self.left_overs.append((label, size))
 
     def _clean_part(self, path: str, label: str, remove: Callable[[str], int | None]) -> int | None:
-        """Call a function with a path; note why it has not removed what is there."""
         try:
             return remove(path)
         except FileNotFoundError:
@@ -143,8 +137,7 @@ class _Cleaning:
         except NodeError as exc:
             self.problems.append(exc.problem)
         except OSError as exc:
-            why = exc.strerror or str(exc) or type(exc).__name__
-            self.problems.append(_make_problem(str(exc.filename or path), why))
+            self.problems.append(_make_problem(str(exc.filename or path), error_text(exc)))
         return None
 
     def _clean_environment(self, path: str) -> int:
@@ -183,8 +176,7 @@ class _Cleaning:
         make_secure_root(base)
         prefix = f"nodes/{os.path.basename(base)}: "
         if replace(self, root=root, prefix=prefix).clean():
-            with contextlib.suppress(OSError):  # another file has been put there
-                os.rmdir(base)
+            removal.remove_if_empty(base)
 
     def _clean_lock(self, path: str) -> None:
         """Remove a lock without an environment; a process that waits for it makes a new one."""
@@ -208,8 +200,7 @@ class _Cleaning:
             yield
 
     def _remove(self, path: str, aside: str = "") -> int:
-        mounts = removal.list_mounts(path)
-        if mounts:
+        if mounts := removal.list_mounts(path):
             values = {"mount": mounts[0]}
             raise NodeError(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))
         if self.dry_run:
@@ -241,39 +232,33 @@ class _Cleaning:
 
 
 def _require_no_user(path: str) -> None:
-    user = removal.find_user_process(path)
-    if user is not None:
+    if user := removal.find_user_process(path):
         raise _Kept(f"process {user} uses it")
 
 
 def list_names(folder: str) -> list[str]:
     """Return the names in a directory; none if it is a link, or missing."""
-    try:
+    with contextlib.suppress(OSError):
         return [] if os.path.islink(folder) else sorted(os.listdir(folder))
-    except OSError:
-        return []
+    return []
 
 
 # --- Cleaning of one node by itself, as in Slurm's epilog: no bundle, no allocation, no settings
 
 # What nobody has used for some days is removed, and the least recently used beyond a limit in
-# bytes. Root cleans the node roots of all users, as that user in a process of its own: whatever the
-# user puts there meanwhile, no file of anybody else can be removed.
+# bytes. Root cleans the node roots of all users, as that user: no other user's file can be removed.
 
 DAYS = 7.0  # days after which an environment that nobody has used is removed
-SECONDS_A_USER = 300.0
-"""Time after which the removal of one user's files is ended: an epilog keeps the node waiting."""
+SECONDS_A_USER = 300.0  # then the removal is ended: an epilog keeps the node waiting
 _NODE_ROOT = re.compile(r"stager-(\d{1,10})")
 _DAY = 86400.0
-_MOST_ANSWER = 16 << 20
-"""Bytes that are read of a report on a user's files: the user chooses their names."""
+_MOST_ANSWER = 16 << 20  # bytes of a report on a user's files, whose names the user chooses
 
 
 class Retention(NamedTuple):
     """What may stay on a node."""
 
-    days: float = DAYS
-    """Days for which an unused environment or job's directory stays; at least an hour."""
+    days: float = DAYS  # for which an unused environment or job's directory stays; at least an hour
     bytes_a_user: int | None = None  # bytes of the environments of one node root; None for no limit
 
 
@@ -291,10 +276,9 @@ def clean_node(
 
 def describe(cleanup: NodeCleanup, dry_run: bool) -> str:
     """Return one line about a node root that was cleaned."""
-    word = "would be freed" if dry_run else "freed"
-    removed = format_count(len(cleanup.removed), "environment")
+    freed = f"{format_size(cleanup.freed)} {'would be freed' if dry_run else 'freed'}"
     kept = f", {format_count(len(cleanup.kept), 'item')} kept" if cleanup.kept else ""
-    return f"{cleanup.root}: {removed}, {format_size(cleanup.freed)} {word}{kept}"
+    return f"{cleanup.root}: {format_count(len(cleanup.removed), 'environment')}, {freed}{kept}"
 
 
 def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -330,10 +314,9 @@ def _clean_as_owner(
         os.kill(child, signal.SIGKILL)
         why = "it took too long, or has too many files"
     os.waitpid(child, 0)
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return decode(NodeCleanup, json.loads(data or b""))
-    except (ValueError, RecursionError):
-        return NodeCleanup(root, problems=(_make_problem(root, why),))
+    return NodeCleanup(root, problems=(_make_problem(root, why),))
 
 
 def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
@@ -346,14 +329,12 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
     except NodeError as exc:
         return NodeCleanup(root, problems=(exc.problem,))
     except OSError as exc:
-        return NodeCleanup(root, problems=(_make_problem(root, exc.strerror or str(exc)),))
+        return NodeCleanup(root, problems=(_make_problem(root, error_text(exc)),))
 
 
 def _list_roots(root: str) -> list[str]:
-    # A local allocation has node roots for its nodes.
-    nodes = os.path.join(root, "nodes")
-    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in list_names(nodes)]
-    return [root, *inner]
+    nodes = os.path.join(root, "nodes")  # of a local allocation
+    return [root, *(os.path.join(nodes, one, os.path.basename(root)) for one in list_names(nodes))]
 
 
 def _list_recently_used(root: str, limits: Retention, now: float) -> list[str]:

@@ -1,8 +1,8 @@
 """Comparison of a published environment with its listing, at each use, without reading its files.
 
 A damaged file nearly always shows so: it is missing, a directory or a link, has another size, or
-was written to after the environment was published. (``ctime`` is of no use, as linking a file
-changes it.) :mod:`bundle.checks.deep` finds the rest.
+was written to after it was published (``ctime`` changes when a file is linked).
+:mod:`bundle.checks.deep` finds the rest.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Fault(NamedTuple):
 
     path: str
     why: str
-    layers: tuple[int, ...] | None = ()
-    """The numbers of the layers with a file there; None if that is not known."""
+    layers: tuple[int, ...] | None = ()  # numbers of layers with a file there; None if unknown
 
 
 def format_path(path: str) -> str:
@@ -42,9 +41,8 @@ def format_path(path: str) -> str:
 
 
 def _describe_read_error(exc: Exception) -> str:
-    if isinstance(exc, FileNotFoundError):
-        return "it is missing"
-    return str(getattr(exc, "strerror", None) or exc)
+    is_missing = isinstance(exc, FileNotFoundError)
+    return "it is missing" if is_missing else str(getattr(exc, "strerror", None) or exc)
 
 
 # --- The link from an environment to its interpreter, and ``pyvenv.cfg``, which must agree with it
@@ -56,11 +54,10 @@ _RENEWAL_SECONDS = 0.05
 
 def find_interpreter_faults(env_dir: str) -> list[Fault]:
     """Compare ``pyvenv.cfg`` with the link to the interpreter; another job may just change both."""
-    found = _compare_interpreter_link(env_dir)
-    if found:
-        time.sleep(_RENEWAL_SECONDS)
-        found = _compare_interpreter_link(env_dir)
-    return found
+    if not _compare_interpreter_link(env_dir):
+        return []
+    time.sleep(_RENEWAL_SECONDS)
+    return _compare_interpreter_link(env_dir)
 
 
 def _compare_interpreter_link(env_dir: str) -> list[Fault]:
@@ -94,10 +91,9 @@ _UNGUARDED = ("project", "assets")  # directories in which programs may leave fi
 
 def is_directory(path: str) -> bool:
     """Return True for a directory, but not for a link to one."""
-    try:
+    with suppress(OSError):
         return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    return False
 
 
 def find_strays(env_dir: str, other: str) -> list[str]:
@@ -247,7 +243,6 @@ def _compare_names(
 
 
 def _compare_other(item: os.DirEntry[str], handle: int, code: int, folder: Folder) -> str:
-    """Return what is wrong with a path that is no file of known length."""
     if code == LINK:
         target = folder.links.get(item.name)
         is_same = item.is_symlink() and os.readlink(item.name, dir_fd=handle) == target
@@ -260,8 +255,7 @@ def _compare_other(item: os.DirEntry[str], handle: int, code: int, folder: Folde
 
 
 def _explain_file_fault(status: os.stat_result, code: int, last: int) -> str:
-    is_newer = status.st_mtime_ns > last
-    return explain_status(status, *divmod(code, 2)) or _REPLACED[is_newer]
+    return explain_status(status, *divmod(code, 2)) or _REPLACED[status.st_mtime_ns > last]
 
 
 def explain_status(status: os.stat_result, size: int, executable: int) -> str:

@@ -1,9 +1,8 @@
 """Hard links to the files of unchanged layers in environments that are already on the node.
 
 It is safe because a published environment is never modified. A file whose length, mode or time
-differs from when it was published is not linked, but taken from another environment, or its layer
-is unpacked. A file that is found to have another digest is marked as written to just now, so that
-each environment that shares it notices when it is used next.
+differs from when it was published is not linked. One that is found to have another digest is marked
+as written to just now, so that each environment that shares it notices when it is used next.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from itertools import chain
 
 from ..format.layer import Entry
 from ..format.manifest import Manifest, ManifestError, parse
+from ..node.node_root import close_after
 from ..protocol.digest import Digest
 from ..system.files import compute_digest, read_file
 from . import damage, listing
@@ -54,7 +54,6 @@ def find_sound_layers(envs: str, processes: int) -> set[str]:
 def _find_windows(
     layers: Sequence[tuple[str, Sequence[Entry]]], older: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Window]]:
-    """Return for each layer when its files were written, by the environments that have it."""
     written = {source: listing.layers_written(source) for source in {*chain(*older.values())}}
     return {
         head: {env: written[env][head] for env in older.get(head, ()) if head in written[env]}
@@ -70,11 +69,10 @@ def link_layers(
     *,
     verify: bool = False,
 ) -> dict[str, Window]:
-    """Link every file of each layer, or none that counts; in several processes.
+    """Link every file of each layer, or none that counts; return when linked layers were written.
 
     Layers, and the environments that may have them, go by the digest of the layer's head. With
-    ``verify``, every file is read first, as when some are known to be damaged. Returned are the
-    linked layers, with the times between which their files were written.
+    ``verify``, every file is read first, as when some are known to be damaged.
     """
     windows = _find_windows(layers, older)
     tasks = [
@@ -107,7 +105,6 @@ def link_layers(
 def _link_files(
     source: str, staging: str, files: Sequence[Entry], window: Window, verify: bool
 ) -> list[Entry]:
-    """Link what is sound in one environment; return the rest."""
     folders: dict[str, list[Entry]] = {}
     for entry in files:
         folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
@@ -124,19 +121,24 @@ def _link_files(
 @contextlib.contextmanager
 def _open_folder(path: str) -> Iterator[int]:
     """Open a directory; OSError if a link on the way leads elsewhere."""
-    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with close_after(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
         if os.readlink(f"/proc/self/fd/{handle}") != path.rstrip("/"):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         yield handle
-    finally:
-        os.close(handle)
 
 
 def _link_file(old: int, new: int, entry: Entry, window: Window, verify: bool) -> bool:
-    """Link a file that is as published; relative names are 20 % faster."""
-    name = entry.path.rpartition("/")[2]
-    is_sound = _is_untouched(old, name, entry, window)
+    name = entry.path.rpartition("/")[2]  # relative names are 20 % faster
+    try:
+        status = os.stat(name, dir_fd=old, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    is_sound = (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == entry.size
+        and status.st_mode & 0o500 == entry.mode & 0o500
+        and window.first <= status.st_mtime_ns <= window.last
+    )
     if is_sound and verify:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=old)
         with open(handle, "rb"):
@@ -146,19 +148,6 @@ def _link_file(old: int, new: int, entry: Entry, window: Window, verify: bool) -
     if is_sound:
         os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
     return is_sound
-
-
-def _is_untouched(folder: int, name: str, entry: Entry, window: Window) -> bool:
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (
-        stat.S_ISREG(status.st_mode)
-        and status.st_size == entry.size
-        and status.st_mode & 0o500 == entry.mode & 0o500
-        and window.first <= status.st_mtime_ns <= window.last
-    )
 
 
 def mark_as_damaged(handle: int) -> None:
@@ -171,8 +160,7 @@ def read_kept_file(envs: Iterable[str], path: str, sha256: str) -> bytes | None:
     """Return a file that environments keep, such as a layer's head; None if none has it whole."""
     for env in envs:
         with contextlib.suppress(OSError):
-            data = read_file(f"{env}/{STATE}/{path}")
-            if Digest.of(data) == sha256:
+            if Digest.of(data := read_file(f"{env}/{STATE}/{path}")) == sha256:
                 return data
     return None
 

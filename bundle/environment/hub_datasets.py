@@ -1,11 +1,9 @@
 """Data sets by their names on the hub, loaded offline from the snapshots in the hub's cache.
 
 Offline, ``datasets`` (2.19 to 5) looks for a data set by name only among those that it has prepared
-before. This module makes it read the snapshot in the hub's cache as it would read a directory. A
-file that is missing, since only a part was asked for, is an error that names it.
-
-This file is also copied into every environment as ``_stager_hub_datasets.py``, for the patch of
-that name in :mod:`.patches`. It therefore stands alone: standard library only.
+before. This makes it read the snapshot in the hub's cache as a directory; a file that is missing,
+since only a part was asked for, is an error that names it. Copied into every environment as
+``_stager_hub_datasets.py`` for patches of :mod:`.patches`, it imports the standard library only.
 """
 # ruff: noqa: ANN401 - the values of a library that is not imported here have no types
 
@@ -45,8 +43,7 @@ _SHOWN = 5  # missing files that a message names
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARK = "reads_snapshots_for_stager"
-_reading = threading.local()
-"""``part``: the :class:`_Part` that this thread reads at the moment; None for a whole data set."""
+_reading = threading.local()  # ``read_part``: what this thread reads; None for a whole data set
 
 
 def is_needed(load: types.ModuleType) -> bool:
@@ -194,15 +191,12 @@ def _matches_pattern(name: str, pattern: str) -> bool:
     file = name.rpartition("/")[2]
     if file in _NO_DATA and file != pattern.rpartition("/")[2]:
         return False
-    is_as_hidden = all(
-        len(re.findall(hidden, name)) == len(re.findall(hidden, pattern)) for hidden in _HIDDEN
-    )
-    return is_as_hidden and _compile_pattern(pattern).fullmatch(name) is not None
+    found, wanted = ([len(re.findall(one, text)) for one in _HIDDEN] for text in (name, pattern))
+    return found == wanted and _compile_pattern(pattern).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=None)
 def _compile_pattern(pattern: str) -> "re.Pattern[str]":
-    """Compile a glob pattern; ``*`` does not match a slash."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?\]?[^]/]*\])", pattern):
@@ -224,13 +218,11 @@ def read_snapshots(load: Any) -> None:
 
 def _read_snapshot_first(make_module: Callable[..., Any]) -> Callable[..., Any]:
     def dataset_module_factory(path: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the module of a data set, from its snapshot where one is there."""
         revision = kwargs.get("revision", args[0] if args else None)
         snapshot = _find_offline_snapshot(path, revision)
         if snapshot is None:
             return make_module(path, *args, **kwargs)
-        # What follows the path is by name in every call of the library; a local one takes no
-        # revision.
+        # In every call of the library all but the path is by name; a local one takes no revision.
         part = _Part(path, snapshot)
         part.refuse_script()
         part.refuse_missing(kwargs.get("data_files"), kwargs.get("data_dir"))
@@ -239,7 +231,9 @@ def _read_snapshot_first(make_module: Callable[..., Any]) -> Callable[..., Any]:
             module = make_module(str(snapshot), **{**kwargs, "revision": None})
         finally:
             _reading.read_part = None
-        module.builder_kwargs["dataset_name"] = _snake_case(path.rpartition("/")[2])
+        words = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", path.rpartition("/")[2])
+        name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", words).lower()  # as ``datasets`` has it
+        module.builder_kwargs["dataset_name"] = name
         if not part.is_explicit:
             # A new environment has the snapshot at a new path; what was prepared stays as good.
             module.hash = part.content_name
@@ -250,7 +244,7 @@ def _read_snapshot_first(make_module: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_partial_result(load_all: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a data set without a requested split that exists online: the bundle has a part."""
+    """Refuse a data set without a split that exists online: the bundle has a part."""
 
     @wraps(load_all)
     def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
@@ -286,7 +280,6 @@ class _Part:
 
     @property
     def content_name(self) -> str:
-        """The commit, with a digest of the names of its files if only some are there."""
         if not self.is_part:
             return self.snapshot.name
         digest = hashlib.sha256("\n".join(self.present).encode()).hexdigest()
@@ -306,7 +299,6 @@ class _Part:
             raise FileNotFoundError(self.explain(lost))
 
     def find_missing(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Return the missing files of each split that is not whole."""
         found = split_files(config, [*self.present, *self.missing])
         missing = set(self.missing)
         kinds = {Path(name).suffix for name in {*chain(*found.values())} - missing}
@@ -331,17 +323,11 @@ _lost_splits: dict[tuple[str, str], dict[str, list[str]]] = {}
 """Splits that are not whole, with their missing files, by snapshot and configuration."""
 
 
-def _snake_case(name: str) -> str:
-    """Convert a name as ``datasets`` does for directories."""
-    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
-    return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
-
-
 def _keep_whole_splits(configs: Any) -> Any:
     """Leave to each configuration of a card its splits of which all files are there.
 
-    One without any names a file that is missing, so that the default, and what can be chosen, stay
-    what they are. It comes last: the library looks at the files of the first one.
+    One without any names a missing file, so that the choice stays what it is, and comes last: the
+    library looks at the files of the first one.
     """
     part = getattr(_reading, "read_part", None)
     if part is None:
@@ -383,7 +369,7 @@ def _replace_data_files(
 
 
 def _drop_split_sizes(infos: Any) -> Any:
-    """Remove split infos of partial data sets: the library would report the absent ones."""
+    """Remove split infos of partial data sets: the library would report absent ones."""
     if getattr(_reading, "read_part", None) is not None:
         for info in infos.values():
             info.splits = info.download_size = info.dataset_size = None

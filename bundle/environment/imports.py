@@ -1,13 +1,12 @@
 """Imports of an environment's packages, in which Python's collector waits until they are done.
 
 This file is also copied into every environment as ``_stager_imports.py``, beside a
-``_stager_imports.pth`` holding :data:`PTH_LINE`, so that every interpreter that starts from the
-environment activates it. It therefore stands alone, and loads nothing that is not loaded anyway.
+``_stager_imports.pth`` with :data:`PTH_LINE`: every interpreter of the environment activates it. So
+it stands alone, and loads nothing that is not loaded anyway.
 
-An import makes objects that stay, hundreds of thousands for PyTorch; the collector would take a
-sixth of the time to find next to nothing. So while a package of the environment is imported it
-begins only after :data:`PATIENCE` objects. Modules from elsewhere are imported as ever: they may
-run for hours. ``STAGER_IMPORTS=0`` leaves everything as it is.
+An import makes objects that stay; for PyTorch the collector would take a sixth of the time. While a
+package of the environment is imported it begins only after :data:`PATIENCE` objects. Modules from
+elsewhere may run for hours. ``STAGER_IMPORTS=0`` leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from _thread import allocate_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 else:
     ModuleSpec = type(sys.__spec__)
@@ -31,10 +28,8 @@ PTH_LINE = (
     '__import__("_stager_imports").activate()'
 )
 """The one line of ``_stager_imports.pth``; :mod:`site` executes lines that begin with import."""
-PATIENCE = 1_000_000
-"""After so many objects more than were freed there is a collection during an import, too."""
-MANY = 10_000
-"""An import that makes more objects than these spares the next collection from looking at them."""
+PATIENCE = 1_000_000  # more objects than were freed, until a collection during an import
+MANY = 10_000  # an import of more objects spares the next collection from looking at them
 OFTEN = 100  # no more often than this: each time, the next full collection is put off
 
 
@@ -61,12 +56,7 @@ class _Finder:
         names = {here, os.path.realpath(here), os.path.join(sys.prefix, "pkgs")}
         self._places = tuple(os.path.join(name, "") for name in names)
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if _patience.busy:  # what an import imports in turn is a part of it
             return None
         finders: list[Any] = sys.meta_path
@@ -88,10 +78,9 @@ def _finds_files(finder: object) -> bool:
 
 
 class _Marked(ModuleSpec):
-    """A spec while its module is imported: it learns when that begins and when it has ended.
+    """A spec while its module is imported: the import system notes begin and end of that on it.
 
-    The import system notes both on the spec (``_initializing``). So no function of ours is called
-    around the module's code, and warnings and tracebacks name the same lines as without it.
+    So no function of ours is called around the module's code, or named in its tracebacks.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -17,13 +17,12 @@ from ..system.files import error_text, read_file
 
 # --- Several layers merged into one tree: which of them writes which file ------------------------
 
-# Of equal files in several layers the first one is written, as of documents at the top. Two layers
+# Of equal files in several layers, and of documents at the top, the first one is written. Layers
 # that disagree about another path are refused, and so is a path of the environment itself.
 
 STATE = ".stager"  # the directory of an environment for its manifest and its listing
 OWN_PYTHON = "python"  # the directory of an environment for the Python that a bundle brings
-KEPT = ("layers", "decompressor")
-"""Directories in it: the heads of the layers, and the wheel that they were unpacked with."""
+KEPT = ("layers", "decompressor")  # in it: layers' heads, and the wheel to unpack them
 
 _DOCUMENT = re.compile(
     r"(lib/python[0-9.]+/site-packages/)?"
@@ -32,8 +31,7 @@ _DOCUMENT = re.compile(
     re.IGNORECASE,
 )
 
-HOOK = "_stager_"
-"""Prefix of the modules that an environment's interpreters run at start; no wheel has such."""
+HOOK = "_stager_"  # prefix of modules that interpreters run at start; no wheel has such
 HOOKS = ("imports", "patches")  # the rest of their names
 HOOK_MODULES = ("hub_datasets",)  # the rest of the names of modules that those import
 
@@ -136,16 +134,14 @@ def _make_clash(path: str, why: str) -> LayerError:
 
 # It is the file ``.stager/listing``: the sha256 of what follows, a line ``{"bundle", "layers",
 # "own"}`` with the bundle's id, the head of each layer with the times between which its files were
-# written, and those of all other files, in nanoseconds by the file system's own clock; and for each
-# directory one line ``[path, names, codes, links, layers]``: names with slashes between them,
-# numbers with commas, the targets of links by their names, and pairs of a layer's number and how
-# many of the names are files of it, which come first and in this order. A file's number is twice
-# its size, plus one where it can be executed; others are ``FOLDER``, ``LINK`` and ``OWN``, which
-# each node writes for itself. (As an object, a million names would take a second to read.)
+# written (nanoseconds by the file system's clock), and those of all other files; and for each
+# directory one line ``[path, names, codes, links, layers]``: names with slashes between them, codes
+# with commas, the targets of links by their names, and pairs of a layer's number and how many names
+# are files of it, which come first and in this order. A file's code is twice its size, plus one
+# where it can be executed; others are ``FOLDER``, ``LINK`` and ``OWN``, which each node writes.
 
 PATH = f"{STATE}/listing"
-INTERPRETER = ("pyvenv.cfg", "bin/python")
-"""Files that differ between nodes: they name the interpreter, and are renewed if it moves."""
+INTERPRETER = ("pyvenv.cfg", "bin/python")  # differ between nodes; renewed if it moves
 FOLDER, LINK, OWN = -1, -2, -3
 
 
@@ -168,8 +164,7 @@ class Listing(NamedTuple):
     """A listing that has been read, its digest checked."""
 
     heads: list[str]  # the digest of each layer's head
-    layers: list[Window]
-    """When the files of each layer were written: linked ones for an older environment."""
+    layers: list[Window]  # when the files of each layer were written
     own: Window  # the same of all other files
     folders: Sequence[bytes]  # a line for each directory
 
@@ -226,9 +221,8 @@ def list_folders(
                 folder.names[entry.path[name_start:]] = 2 * entry.size + (entry.mode >> 6 & 1)
             folder.layers.append([number, len(folder.names) - before])
     others = {path: 2 * len(data) for path, data in own.items()}
-    others.update(dict.fromkeys(links, LINK))
-    others.update(dict.fromkeys(directories, FOLDER))
-    others.update(dict.fromkeys((PATH, *INTERPRETER), OWN))
+    for paths, code in ((links, LINK), (directories, FOLDER), ((PATH, *INTERPRETER), OWN)):
+        others.update(dict.fromkeys(paths, code))
     for path, code in others.items():
         parent, _, name = path.rpartition("/")
         folders[parent].names[name] = code
@@ -278,6 +272,5 @@ def read(env_dir: str) -> Listing:
     bundle_id, layers, own = map(json.loads(head).get, ("bundle", "layers", "own"))
     if bundle_id != os.path.basename(env_dir):
         raise ListingError(f"it is that of bundle {bundle_id[:12]}")
-    heads = [head for head, _, _ in layers]
     windows = [Window(first, last) for _, first, last in layers]
-    return Listing(heads, windows, Window(*own), lines)
+    return Listing([head for head, _, _ in layers], windows, Window(*own), lines)

@@ -1,20 +1,17 @@
 """Repairs of known faults between versions that an environment may have pinned together.
 
 This file is also copied into every environment as ``_stager_patches.py``, beside a
-``_stager_patches.pth`` holding :data:`PTH_LINE`, so that every interpreter that starts from the
-environment, spawned children included, activates it when ``STAGER_PATCHES`` is set. It therefore
-stands alone: standard library only, nothing imported that a patch is about.
+``_stager_patches.pth`` with :data:`PTH_LINE`: every interpreter of the environment activates it if
+``STAGER_PATCHES`` is set. So it stands alone, and imports nothing that a patch is about.
 
 ``STAGER_PATCHES`` is ``1`` or ``all`` for every patch, a comma list of names for only these, and
-``0`` or empty for none. A patch is considered right after the module it is about was imported,
-and is applied only where the fault is really there.
+``0`` or empty for none. A patch is applied after the import of its module, if the fault is there.
 """
 
 import contextlib
 import os
 import sys
 import types
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -26,8 +23,7 @@ PTH_LINE = (
 )
 """The one line of ``_stager_patches.pth``; :mod:`site` executes lines that begin with import."""
 
-GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Device files, one of which exists where a GPU does: NVIDIA, WSL, AMD."""
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, WSL, AMD
 
 _SAID = "STAGER_PATCHES_SAID"
 
@@ -45,11 +41,7 @@ class Patch(NamedTuple):
 
 
 def _is_without_cuda(torch: types.ModuleType) -> bool:
-    """Return True if this process can have no GPU, without waking the driver.
-
-    After ``torch.cuda.is_available()`` forked workers may not be able to use CUDA, and
-    ``device_count()`` remembers its answer.
-    """
+    """Return True if this process can have no GPU, without waking the driver."""
     is_for_cpus = torch.version.cuda is None and getattr(torch.version, "hip", None) is None
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     return is_for_cpus or is_hidden or not any(map(os.path.exists, GPU_NODES))
@@ -92,8 +84,7 @@ def _formatter_refuses_to_copy(formatting: types.ModuleType) -> bool:
 def _allow_copies(formatting: types.ModuleType) -> None:
     """Give the one module a view of NumPy whose ``array(copy=False)`` means "only if needed".
 
-    That is what it meant before NumPy 2. In datasets 2.19.0 this module has every such call, and
-    all formatters read through it. NumPy itself stays as it is for everybody else.
+    That is what it meant before NumPy 2. In datasets 2.19.0 this module has every such call.
     """
     numpy: Any = formatting.np
     view: Any = types.ModuleType(numpy.__name__)
@@ -120,10 +111,7 @@ def _in_hub_datasets(name: str) -> Callable[[types.ModuleType], Any]:
 
 
 def _locate_torch_link() -> str:
-    """Return the path of a link to torch beside code that outlives the environment; else, empty.
-
-    What begins with a dot is not sent to other nodes, nor taken from them.
-    """
+    """Return the path of a link to torch beside code that outlives the environment; else, empty."""
     environment = os.environ.get("STAGER_ENV", "")
     kept = os.path.join(os.path.dirname(os.path.dirname(environment)), "compiled", "")
     code = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
@@ -132,7 +120,6 @@ def _locate_torch_link() -> str:
 
 
 def _is_unpatched(name: str) -> Callable[[types.ModuleType], bool]:
-    """Return whether a function has to be replaced where compiled code outlives the environment."""
 
     def applies(module: types.ModuleType) -> bool:
         function = getattr(module, name, None)
@@ -144,7 +131,7 @@ def _is_unpatched(name: str) -> Callable[[types.ModuleType], bool]:
 def _remove_environment_from_keys(codecache: types.ModuleType) -> None:
     """Leave out paths of the compiler's command line, from which the keys are made.
 
-    Headers are no longer precompiled for code that is there: that takes seconds on a new node.
+    Headers are not precompiled for code that is there: that takes seconds on a new node.
     """
     module: Any = codecache
     compute: Any = module.code_hash
@@ -266,18 +253,13 @@ def select_patches(wanted: str) -> tuple[Patch, ...]:
 
 
 def activate() -> None:
-    """Apply the patches of ``STAGER_PATCHES`` as their modules are imported, or were before.
-
-    May be called any number of times. ``patch applied: NAME`` is printed on stderr once a node;
-    nothing is raised because of a patch.
-    """
+    """Apply the patches of ``STAGER_PATCHES`` as modules are imported, or were; never raise."""
     if any(getattr(finder, "finds_for_stager", False) for finder in sys.meta_path):
         return
     patches = select_patches(os.environ.get("STAGER_PATCHES", ""))
     sys.meta_path[:0] = [_PatchFinder(patches)] if patches else []
     for patch in patches:
-        module = sys.modules.get(patch.module)
-        if module is not None:
+        if module := sys.modules.get(patch.module):
             _apply_if_needed(patch, module)
 
 
@@ -291,12 +273,7 @@ class _PatchFinder:
         self._patches = patches
         self._searching: set[tuple[str, int]] = set()
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Optional[Sequence[str]],
-        target: Optional[types.ModuleType] = None,
-    ) -> Optional[ModuleSpec]:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> Optional[ModuleSpec]:
         patches = [patch for patch in self._patches if patch.module == fullname]
         # A finder made like this one asks us in turn; other threads may ask at the same time.
         search = (fullname, get_ident())
@@ -312,9 +289,7 @@ class _PatchFinder:
         return spec
 
 
-def _ask_finders(
-    fullname: str, path: Optional[Sequence[str]], target: Optional[types.ModuleType]
-) -> Optional[ModuleSpec]:
+def _ask_finders(fullname: str, path: object, target: object) -> Optional[ModuleSpec]:
     finds = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path])
     specs = (find(fullname, path, target) for find in finds if find)
     return next((each for each in specs if each is not None), None)
@@ -338,7 +313,6 @@ def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
 
 
 def _apply_if_needed(patch: Patch, module: types.ModuleType) -> None:
-    """Apply the patch if needed, and check that the fault is gone."""
     try:
         if not patch.applies(module):
             return
@@ -354,11 +328,7 @@ def _apply_if_needed(patch: Patch, module: types.ModuleType) -> None:
 
 
 def _say_once(topic: str, line: str) -> None:
-    """Print a line on stderr unless a process of this node's job already did.
-
-    That is who creates ``patch.<topic>`` in ``$STAGER_JOB_DIR``. Without such a directory, it is
-    a process that descends from none that has done so.
-    """
+    """Print a line on stderr unless a process of this node's job already did, or a parent."""
     try:
         marker = Path(os.environ["STAGER_JOB_DIR"], f"patch.{topic}")
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))

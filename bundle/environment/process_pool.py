@@ -30,8 +30,7 @@ def run_tasks(
     """Call ``work`` for each number below ``count``, in order, in up to ``processes`` children.
 
     The first failure ends all children. If no process can be started, this one does the work; with
-    one process or task, too, unless that is to have another niceness, which no process can take
-    back (nice(2)).
+    one process or task, too, unless that is to have another niceness (nice(2)).
     """
     children: dict[int, io.FileIO] = {}
     stride = max(-(-count // _RUNS), 1)
@@ -106,16 +105,12 @@ def _collect(children: dict[int, io.FileIO]) -> None:
         while children:
             for key, _ in selector.select():
                 selector.unregister(key.fileobj)
-                report = children[key.data]
-                text = report.read()  # until the child ends
-                del children[key.data]
-                _, status = os.waitpid(key.data, 0)
-                report.close()
-                _raise_failure(text, status)
+                text = children[key.data].read()  # until the child ends
+                children.pop(key.data).close()
+                _raise_failure(text, os.waitpid(key.data, 0)[1])
 
 
 def _raise_failure(report: bytes, status: int) -> None:
-    """Raise what a child has reported; ``status`` is the kernel's wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         raise NodeError(Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(-code)}))

@@ -2,10 +2,8 @@
 
 Of several processes that ask for one bundle, one unpacks it, and the others wait. Until the rename
 nothing is visible under ``envs/``; the next unpack removes what a killed one left in ``incoming/``.
-
 A damaged environment is built again beside it, from its sound layers and the bundle, and the two
-change places in one step. A job that uses the damaged one is not waited for, as that could take
-days: its open files stay as they are, and files that it opens later are the sound copies.
+change places in one step; jobs that use it are not waited for.
 """
 
 from __future__ import annotations
@@ -39,15 +37,12 @@ from .process_pool import run_tasks
 
 # --- The files of layers, written by several processes, a frame at a time ------------------------
 
-# The bytes of a frame have been checked, but only the index, which the bundle's author made, knows
+# The bytes of a frame have been checked, but only the index, which the bundle's author made, says
 # where a file begins and ends in them. So each file of a bundle that somebody else made is compared
 # with its digest, which costs half as much again.
 
-_NICENESS = 10
-"""Of processes that unpack a bundle while it arrives. Other nodes wait for what this one's relay
-passes on, which needs the same processors; nobody else waits for what is unpacked."""
-Fresh = tuple[Layer, Index, Sequence[Entry]]
-"""A layer that is written, its index, and the files of it that are wanted."""
+_NICENESS = 10  # while a bundle arrives: other nodes wait for what this one's relay passes on
+Fresh = tuple[Layer, Index, Sequence[Entry]]  # a layer to write, its index, its files
 
 
 def write_layers(
@@ -58,11 +53,7 @@ def write_layers(
     processes: int,
     compare: bool,
 ) -> None:
-    """Write the files of the given layers, one frame a task, in the order of the file.
-
-    The frames of a file that is still being transferred arrive in that order, and a disk reads it
-    best. With ``compare``, each file is compared with its digest.
-    """
+    """Write the files of layers, one frame a task, in the order in which frames arrive."""
     tasks = [task for item in fresh for task in _iterate_frame_tasks(bundle, item)]
 
     def write(number: int) -> None:
@@ -108,7 +99,6 @@ def _iterate_frame_tasks(
 
 
 def _list_long_files(index: Index, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the files that span frames."""
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
     return [
         entry
@@ -170,8 +160,8 @@ def write_own_files(
 ) -> None:
     """Make a virtual environment of the tree (PEP 405), and record its sources.
 
-    ``kept`` has the heads of layers and the decompressor, by their paths; ``written`` when the
-    files of linked layers were written, by the layers' heads, and the time of the first new file.
+    ``kept`` has heads of layers and the decompressor, by their paths; ``written`` when the files of
+    linked layers were written, by the layers' heads, and the time of the first new file.
     """
     version = manifest.requires.python
     links = {**merged.links, **listing.own_links(version)}
@@ -205,11 +195,10 @@ def point_at_interpreter(path: str, python: str) -> None:
     if os.path.realpath(link) == os.path.realpath(python):
         return
     mark = f".{os.getpid()}-{time.monotonic_ns()}"
-    # The link comes last: if it is right, the rest is, too.
     _write(config + mark, pyvenv_cfg(python))
     os.rename(config + mark, config)
     os.symlink(python, link + mark)
-    os.rename(link + mark, link)
+    os.rename(link + mark, link)  # last: if it is right, the rest is, too
 
 
 def _write(path: str, data: bytes, *, sync: bool = False) -> None:
@@ -224,9 +213,10 @@ def _write(path: str, data: bytes, *, sync: bool = False) -> None:
 # --- Assembly of an environment in private: files of older ones are linked, the rest is written
 
 
-def _make_missing_error(name: str, path: str) -> NodeError:
-    """Return the error of a layer that is not in the file, and on the node no longer."""
-    return NodeError(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
+def _require_part(data: bytes | None, name: str, path: str) -> bytes:
+    if data is None:  # it is not in the file, and on the node no longer
+        raise NodeError(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
+    return data
 
 
 def assemble(
@@ -274,49 +264,43 @@ def _list_layers_to_write(
 ) -> list[Fresh]:
     fresh: list[Fresh] = []
     for layer, index, entries in zip(bundle.manifest.layers, indexes, merged.entries):
-        if layer.head in linked:
-            continue
-        if not bundle.holds(layer.member):
-            raise _make_missing_error(layer.name, bundle.path)
-        fresh.append((layer, index, entries))
+        if layer.head not in linked:
+            _require_part(b"" if bundle.holds(layer.member) else None, layer.name, bundle.path)
+            fresh.append((layer, index, entries))
     return fresh
 
 
 def _read_kept_files(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
-    """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
-    kept: dict[str, bytes | None] = {}
-    names: dict[str, str] = {}
+    kept: dict[str, bytes] = {}
     for layer in bundle.manifest.layers:
         path = f"layers/{layer.id}"
-        names[path] = layer.name
         if bundle.holds(layer.head_member):
-            kept[path] = bundle.head(layer)
+            data = bundle.head(layer)
         else:
-            kept[path] = hard_links.read_kept_file(older.get(layer.head, ()), path, layer.head)
-    part = bundle.manifest.decompressor
-    if part is not None:
+            envs = older.get(layer.head, ())
+            found = hard_links.read_kept_file(envs, path, layer.head)
+            data = _require_part(found, layer.name, bundle.path)
+        kept[f"{STATE}/{path}"] = data
+    if part := bundle.manifest.decompressor:
         path = f"decompressor/{part.name}"
-        names[path] = part.name
         if bundle.holds(part.name):
-            kept[path] = bundle.read_part(part)
+            data = bundle.read_part(part)
         else:
             envs = hard_links.list_newest_first(os.path.join(root, "envs"))
-            kept[path] = hard_links.read_kept_file(envs, path, part.sha256)
-    missing = [names[path] for path, data in kept.items() if data is None]
-    if missing:
-        raise _make_missing_error(missing[0], bundle.path)
-    return {f"{STATE}/{path}": data for path, data in kept.items() if data is not None}
+            found = hard_links.read_kept_file(envs, path, part.sha256)
+            data = _require_part(found, part.name, bundle.path)
+        kept[f"{STATE}/{path}"] = data
+    return kept
 
 
 def _merge_layers(
     bundle: BundleFile, kept: Mapping[str, bytes], decompress: Decompress, checked: Container[str]
 ) -> tuple[list[Index], Merged]:
-    indexes, layers = [], bundle.manifest.layers
-    for layer in layers:
-        head, is_checked = kept[f"{STATE}/layers/{layer.id}"], layer.head in checked
-        indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
+    layers = bundle.manifest.layers
+    heads = [(layer, kept[f"{STATE}/layers/{layer.id}"], layer.head in checked) for layer in layers]
+    indexes = [bundle.index(one, head, decompress, checked=known) for one, head, known in heads]
     with bundle.turn_into_damage(LayerError):
         return indexes, merge(layers, indexes, bundle.manifest.requires.python)
 
@@ -333,8 +317,7 @@ def _find_sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 def _require_room(path: str, manifest: Manifest, older: Container[str]) -> None:
     absent = [layer for layer in manifest.layers if layer.head not in older]
-    faults = list_refusals(examine_directory(path), *estimate_room(absent, manifest))
-    if faults:
+    if faults := list_refusals(examine_directory(path), *estimate_room(absent, manifest)):
         raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))
 
 
@@ -368,10 +351,7 @@ def lock_path(root: str, bundle_id: str) -> str:
 
 
 def hold_environment(root: str, bundle_id: str) -> int:
-    """Keep an environment from being removed until the descriptor, or its last copy, is closed.
-
-    The descriptor is inherited by whatever this process becomes or starts.
-    """
+    """Keep an environment from being removed until the last copy of the descriptor is closed."""
     path, final = lock_path(root, bundle_id), env_path(root, bundle_id)
     with turn_into_problem(path):
         handle = node_root.take_lock(path, fcntl.LOCK_SH)
@@ -387,11 +367,8 @@ def hold_environment(root: str, bundle_id: str) -> int:
 @contextlib.contextmanager
 def hold_during(root: str, bundle_id: str) -> Iterator[None]:
     """Keep an environment from being removed while the block runs."""
-    handle = hold_environment(root, bundle_id)
-    try:
+    with node_root.close_after(hold_environment(root, bundle_id)):
         yield
-    finally:
-        os.close(handle)
 
 
 def unpack(

@@ -64,11 +64,8 @@ def locate_python(directories: JobDirectories) -> str:
 def make_torchrun_argv(
     directories: JobDirectories, request: LaunchRequest, own_address: str, program: Sequence[str]
 ) -> list[str]:
-    """Return the command that starts all ranks of one node, which has ``own_address``.
-
-    The run's id keeps two jobs apart that use one port.
-    """
-    job = request.job
+    """Return the command that starts all ranks of one node, which has ``own_address``."""
+    job = request.job  # whose id keeps two jobs apart that use one port
     return [
         locate_python(directories),
         *_MODULE,
@@ -82,11 +79,7 @@ def make_torchrun_argv(
 
 
 def _list_rendezvous_options(request: LaunchRequest, own_address: str) -> list[str]:
-    """Use c10d where ranks may meet again, which static ones never do (torch 2.13).
-
-    A static rendezvous gives RANK = node rank x ranks a node + local rank, and binds the port on
-    the head only. For c10d the head is named, or ``_matches_machine_hostname`` guesses it.
-    """
+    """Use c10d where ranks may meet again, which static ones never do (torch 2.13)."""
     most, group, elastic = len(request.job.nodes), request.group, request.job.launch.elastic
     if not is_moving(request.job.launch):
         return [
@@ -103,16 +96,13 @@ def _list_rendezvous_options(request: LaunchRequest, own_address: str) -> list[s
         f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={host}:{group.port}",
-        f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
+        f"--rdzv-conf=is_host={int(request.node_rank == 0)}",  # else it is guessed by name
         f"--local-addr={own_address}",
     ]
 
 
 def list_possible_ranks(request: LaunchRequest) -> list[range]:
-    """Return for each local rank of a node the ranks that torchrun may assign to it.
-
-    Ranks that may be restarted are assigned anew each time, in blocks of one node.
-    """
+    """Return for each local rank of a node the ranks that torchrun may assign to it."""
     nproc = request.group.nproc
     if is_moving(request.job.launch):
         world = len(request.job.nodes) * nproc
@@ -136,13 +126,11 @@ def make_processes_argv(
 
 # --- A launcher that is started before it is needed: its imports take longer than all checks -----
 
-# ``torchrun`` imports all of PyTorch before it starts a rank. So it is started as soon as a node is
-# known to have the environment, imports, and waits for its arguments on standard input, one JSON
-# object ``{"argv", "variables", "cwd"}``; end of file means that nothing is launched. With its
-# arguments it runs as ``python -m torch.distributed.run`` would. No rank runs before that.
+# It is started as soon as a node is known to have the environment, imports PyTorch, and waits for
+# one JSON object ``{"argv", "variables", "cwd"}`` on standard input; at its end, ends.
+# Then it runs as ``python -m torch.distributed.run`` would. It must not find modules in a working
+# directory, and must not pass its standard input on.
 
-# Runs in the environment, under its own Python. It must not find modules in a working directory,
-# and must not pass its standard input on.
 _PROGRAM = r"""
 import json, os, signal, sys
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -186,9 +174,8 @@ class EarlyLauncher:
             # Imported only now, which takes a while: the other process imports at the same time.
             from ..environment import unpack
 
-            self._lock = unpack.hold_environment(
-                directories.root, os.path.basename(directories.environment)
-            )
+            bundle_id = os.path.basename(directories.environment)
+            self._lock = unpack.hold_environment(directories.root, bundle_id)
         except BaseException:
             processes.stop(self._running, 0)
             raise
@@ -204,13 +191,12 @@ class EarlyLauncher:
             return None
         marks = filter(None, (os.environ.get(processes.MARK), running.mark))
         variables = {**variables, processes.MARK: "/".join(marks)}
-        launch = {"argv": list(argv[3:]), "variables": variables, "cwd": cwd}
-        try:
+        launch = {"argv": [*argv[3:]], "variables": variables, "cwd": cwd}
+        with contextlib.suppress(OSError):
             running.stdin.write(json.dumps(launch).encode() + b"\n")
             running.stdin.close()
-        except OSError:
-            return None
-        return running
+            return running
+        return None
 
     def close(self) -> None:
         """End it if it still waits, and release the environment."""
@@ -226,12 +212,10 @@ def start_early_launcher(job: Job, root: str = "") -> EarlyLauncher | None:
     """Start one if the environment is there; any obstacle is reported by the launch itself."""
     if job.action != "run" or job.dry_run or job.launch.launcher != "torchrun":
         return None
-    try:
+    with contextlib.suppress(NodeError, processes.ProcessError):
         root = root or make_secure_root(choose_base(job.node_root, os.environ))
         environment = env_path(root, job.bundle_id)
         needed = ("pyvenv.cfg", "bin", STATE, os.path.join("pkgs", "torch", "distributed"))
-        if not all(os.path.exists(os.path.join(environment, name)) for name in needed):
-            return None
-        return EarlyLauncher(JobDirectories(root=root, environment=environment, job_dir=""))
-    except (NodeError, processes.ProcessError):
-        return None
+        if all(os.path.exists(os.path.join(environment, name)) for name in needed):
+            return EarlyLauncher(JobDirectories(root, environment, job_dir=""))
+    return None

@@ -48,11 +48,7 @@ def measure_code(folder: str, begun: float) -> CodeAmount:
 
 
 def remove_incomplete_code(folder: str, begun: float) -> None:
-    """Remove object files written since a time whose end is missing, after a rank has failed.
-
-    The linker writes a shared object under its final name, and one that is there is not compiled
-    again (``CppBuilder.build`` and ``_worker_compile_cpp``, torch 2.13).
-    """
+    """Remove object files written since a time without their end: none is compiled again."""
     for path, state in _list_files(folder):
         # Nothing shows where a precompiled header ends.
         is_bad = path.endswith(".gch") or (path.endswith(_OBJECTS) and _is_incomplete(path))
@@ -62,10 +58,7 @@ def remove_incomplete_code(folder: str, begun: float) -> None:
 
 
 def _is_incomplete(path: str) -> bool:
-    """Return whether an object file is not one, or its end is missing.
-
-    Linkers write the header last; it says where the table of sections lies, behind all else.
-    """
+    """Return whether an object file is not one, or its end, the table of sections, is missing."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         header, size = file.read(64), os.fstat(file.fileno()).st_size
         if len(header) == 64 and header.startswith(b"\x7fELF"):
@@ -124,11 +117,7 @@ def place_code(request: UnpackRequest, path: str) -> UnpackAnswer:
 
 
 def receive_code(stream: IO[bytes], scratch: str, folder: str, source: str) -> None:
-    """Put compiled code into a directory, which is made if need be; what is there already stays.
-
-    The files' times are set to 0, so that they are the same whoever has made them, and never count
-    as new. ``scratch`` is made for it, in the same file system, and removed again.
-    """
+    """Put compiled code into a directory; what is there stays. ``scratch`` is made and removed."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.mkdir(scratch, 0o700)
@@ -154,5 +143,5 @@ def _merge(source: str, target: str) -> None:
         for name in names:
             new, final = os.path.join(path, name), os.path.join(place, name)
             if not os.path.lexists(final):
-                os.utime(new, (0, 0))
+                os.utime(new, (0, 0))  # so that they never count as new
                 os.rename(new, final)

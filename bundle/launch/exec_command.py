@@ -24,10 +24,7 @@ from .wrapper import find_src_folder
 
 
 def find_trainer(variables: Mapping[str, str]) -> list[str]:
-    """Return the directory of the bundle's ``trainer``, if it has one and no package is called so.
-
-    ``PYTHONPATH`` comes before the packages, and nothing of the user's may be hidden.
-    """
+    """Return the directory of the bundle's ``trainer``, unless it would hide a package."""
     packages = os.path.join(variables["STAGER_ENV"], "pkgs")
     hidden = any(os.path.lexists(os.path.join(packages, f"trainer{end}")) for end in ("", ".py"))
     place = variables["STAGER_TRAINER"]
@@ -36,16 +33,11 @@ def find_trainer(variables: Mapping[str, str]) -> list[str]:
 
 # --- The rank that a task of ``srun`` is: for ``exec``, which no launcher of ours has started ----
 
-_FIRST_PORT, _PORTS = 20_000, 10_000
-"""Ports that all tasks of a step can tell from its number; below those that Linux gives away."""
+_FIRST_PORT, _PORTS = 20_000, 10_000  # below those that Linux gives away
 
 
 def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun would set for a task that ``srun`` has started.
-
-    Empty where there is no such task, or only one in its step, and where the caller has set a rank
-    itself. A batch script and the shell of ``salloc`` are none.
-    """
+    """Return torchrun's variables for one of several tasks of ``srun``; none if a rank is set."""
     world = slurm.get("SLURM_STEP_NUM_TASKS", "1")
     listed = slurm.get("SLURM_STEP_NODELIST", "")
     if "RANK" in slurm or "SLURM_STEP_ID" not in slurm or world == "1" or not listed:
@@ -60,12 +52,10 @@ def read_step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 # --- An environment that is mounted from an image: a view of it that can be used where it is -----
 
-# An image is read-only, and neither its place nor the node's Python is known when it is made. So
-# each use makes a directory of links into the image, or takes the one that is there; only
-# ``bin/python`` and ``pyvenv.cfg`` are for the Python of this node (PEP 405).
+# Neither the place of an image nor the node's Python is known when it is made. So each use makes a
+# directory of links into it, or takes the one that is there, for the Python of this node (PEP 405).
 
-LOOKING = "STAGER_LOOKS_FOR_PYTHON"
-"""The variable under which ``bin/python`` of an image does not start: it would look in its turn."""
+LOOKING = "STAGER_LOOKS_FOR_PYTHON"  # set while ``bin/python`` of an image does
 _WRAPPER = "run_wrapper.py"
 _OWN = ("bin", "pyvenv.cfg")  # what a view has of its own
 
@@ -76,7 +66,7 @@ def read_manifest(place: str) -> Manifest:
     try:
         return parse(files.read_file(path))
     except (OSError, ManifestError) as exc:
-        why = files.error_text(exc) if isinstance(exc, OSError) else str(exc)
+        why = getattr(exc, "strerror", None) or str(exc)
         raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, path, {"why": why})) from exc
 
 
@@ -90,8 +80,8 @@ def find_python(place: str, manifest: Manifest) -> str:
 
 def make_view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectories:
     """Make a view of a mounted environment in ``jobs/``, or take the one that is there."""
-    text = "\n".join([place, manifest.id, python])
-    name = f"image-{hashlib.sha256(os.fsencode(text)).hexdigest()[:16]}"
+    text = os.fsencode("\n".join([place, manifest.id, python]))
+    name = f"image-{hashlib.sha256(text).hexdigest()[:16]}"
     final = os.path.join(root, "jobs", name)
     try:
         os.utime(final)  # in use, from now on: not idle
@@ -122,11 +112,7 @@ def _fill(folder: str, place: str, version: str, python: str) -> None:
 def make_mounted_variables(
     directories: JobDirectories, place: str, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of a program in a mounted environment.
-
-    What the run wrapper does for ranks is done by variables, as any program may be started: the
-    project and the trainer are importable, and the patches are active. Nothing is recorded.
-    """
+    """Return the variables of a program in a mounted environment, which does as the run wrapper."""
     found = make_environment_variables(directories, base, base, as_rank=True)
     for name in ("STAGER_JOB_DIR", LOOKING):
         found.pop(name, None)

@@ -1,8 +1,7 @@
 """Where the ranks of a node are: their processes, the stacks of their threads, their collectives.
 
-A rank answers through a socket in the directory ``watch`` of the job's, and where it cannot, to a
-signal (:mod:`bundle.launch.wrapper`). Nothing of it makes a rank fail, and whatever comes from one
-is checked.
+A rank answers through a socket in the job's directory ``watch``, and where it cannot, to a signal
+(:mod:`bundle.launch.wrapper`). It does not make a rank fail, and what comes from one is checked.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from typing import IO
 
+from ..node.node_root import close_after
 from ..protocol.codec import AnyText, decode
 from ..protocol.dataclass import dataclass
 from ..protocol.messages import CollectiveState, ProcessState, RankState, RankStates, ThreadStack
@@ -45,11 +45,7 @@ _STILL_SECONDS = 0.3  # after which a stack whose end is not known has all come
 def start_inspector(
     folder: str, list_pids: Callable[[], Mapping[int, int]], send: Callable[[RankStates], None]
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that looks at the ranks of a node, and sends what it finds from a thread.
-
-    It takes the number of a question, if there is one. At the end of the block, a look that has
-    begun goes on, and others are left out.
-    """
+    """Yield a function that looks at the ranks of a node, and sends what it finds from a thread."""
 
     def look(number: int) -> None:
         pids = list_pids()
@@ -131,12 +127,10 @@ class _Processes:
         return pid not in self._states or self._states[pid].state in _ENDED
 
     def describe(self, pid: int) -> ProcessState:
-        """Return a process with what it waits in."""
         place = _read_text(f"/proc/{pid}/wchan").strip()
         return replace(self._states[pid], waits_in="" if place == "0" else place)
 
     def list_descendants(self, pid: int) -> tuple[ProcessState, ...]:
-        """Return the processes that one has started, and theirs; those in trouble first."""
         found = [pid]
         for parent in found:  # it grows meanwhile; a number used again may close a circle
             found += self._children.pop(parent, ())
@@ -178,11 +172,7 @@ def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], st
 
 
 def _find_obstacle(pid: int, file: IO[bytes], descriptor: int) -> str:
-    """Return why a process must not be signalled; empty if it may.
-
-    The signal would end one that has no handler of it. Or it has closed the file, and its stacks
-    would go into whatever has that descriptor now.
-    """
+    """Return why a signal would end a process, or its stack be lost; empty if it may be sent."""
     lines = _read_text(f"/proc/{pid}/status").splitlines()
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     state, place = status.get("State", "")[:1], ""
@@ -204,7 +194,6 @@ def _find_obstacle(pid: int, file: IO[bytes], descriptor: int) -> str:
 
 
 def _await_stack(file: IO[bytes], start: int, pid: int, until: float) -> str:
-    """Return what a process writes; the outermost frame comes last."""
     text, changed = "", time.monotonic()
     while (now := time.monotonic()) < until and not _OUTERMOST.search(text):
         file.seek(start)
@@ -218,7 +207,7 @@ def _await_stack(file: IO[bytes], start: int, pid: int, until: float) -> str:
 
 
 def _trim(frames: Sequence[str]) -> tuple[str, ...]:
-    """Drop the frames below the program's own, or its parent's, and the middle of very many."""
+    """Drop the frames below the program's own, or its parent's, and the middle of many."""
     kept = list(itertools.takewhile(lambda frame: not _FORKED.match(frame), frames))
     while len(kept) > 1 and _BELOW_PROGRAM.match(kept[-1]):
         kept.pop()
@@ -228,9 +217,8 @@ def _trim(frames: Sequence[str]) -> tuple[str, ...]:
 
 # --- The answer of a rank: its stacks, and its collectives as PyTorch's flight recorder has them --
 
-# The numbers of ``pg_status`` are not used: those of Gloo count ``send`` and ``recv``, too, which
-# are not the same for all ranks (``seq_`` in ProcessGroupGloo.cpp, torch 2.13), and those of NCCL
-# are behind while a rank is in the call (``workEnqueue`` in ProcessGroupNCCL.cpp).
+# The numbers of ``pg_status`` are of no use: Gloo's count ``send`` and ``recv``, too (``seq_`` in
+# ProcessGroupGloo.cpp, torch 2.13), and NCCL's are behind (``workEnqueue``, ProcessGroupNCCL.cpp).
 
 
 @dataclass(frozen=True)
@@ -268,7 +256,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of an answer; each has one of these, see :mod:`bundle.launch.wrapper`."""
+    """A line of an answer, which has one of these."""
 
     stacks: tuple[ThreadStack, ...] = ()
     groups: tuple[_Group, ...] = ()
@@ -278,11 +266,7 @@ class _Line:
 def ask_rank(
     path: str, seconds: float
 ) -> tuple[tuple[ThreadStack, ...], tuple[CollectiveState, ...]]:
-    """Ask a rank through its socket for its stacks, the main thread's first, and collectives.
-
-    There is nothing while one of its threads holds the GIL. Of a group without collectives, all
-    numbers are unknown.
-    """
+    """Ask a rank through its socket for its stacks, the main thread's first, and collectives."""
     lines = list(_read_lines(_ask(path, seconds)))
     stacks = [one for line in lines for one in line.stacks][:_THREADS]
     groups = {group.name: group for line in lines for group in line.groups[:_GROUPS]}
@@ -305,7 +289,6 @@ def _describe_groups(
 
 
 def _describe_group(group: _Group, all_groups: Sequence[_Group], backend: str) -> CollectiveState:
-    """Return a group under the name that all its ranks have for it, whatever they are in."""
     same = [other for other in all_groups if other.desc == group.desc]
     is_only = sum(other.ranks == group.ranks for other in same) <= 1
     label = group.desc if is_only else f"{group.desc} {group.name}"
@@ -344,7 +327,6 @@ def _describe_tensors(sizes: Sequence[Sequence[int]], kinds: Sequence[str]) -> s
 
 
 def _read_lines(answer: bytes) -> Iterator[_Line]:
-    """Read the lines of an answer; what is something else is passed over."""
     for line in answer.split(b"\n", _LINES)[:-1]:
         with suppress(ValueError, RecursionError):
             # All digits of a very long number would take very long.
@@ -353,20 +335,14 @@ def _read_lines(answer: bytes) -> Iterator[_Line]:
 
 
 def _ask(path: str, seconds: float) -> bytes:
-    """Return what comes from a socket in some seconds, or until it is too much.
-
-    The address is relative to a descriptor: a path may be longer than an address can be.
-    """
+    """Return what comes from a socket, whose path may be longer than an address can be."""
     (folder, name), until = os.path.split(path), time.monotonic() + seconds
     with suppress(OSError):  # nobody listens
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(seconds)
-                client.connect(f"/proc/self/fd/{place}/{name}")
-                return _receive(client, until, _ANSWER_BYTES)
-        finally:
-            os.close(place)
+        with close_after(place), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(seconds)
+            client.connect(f"/proc/self/fd/{place}/{name}")
+            return _receive(client, until, _ANSWER_BYTES)
     return b""
 
 
@@ -386,11 +362,10 @@ _RAS_SECONDS, _RAS_TIMES, _RAS_BYTES = 2.0, 8, 16_000
 
 
 def ask_nccl(folder: str, pid: int) -> str:
-    """Return the text of NCCL's RAS service; empty without NCCL 2.24 or newer.
+    """Return the text of NCCL's RAS service, at a rank's address; empty before NCCL 2.24.
 
-    All processes of a user's that use NCCL listen at one port of a node, and the kernel chooses.
-    So it is asked again where a process answers that is none of the job whose directory ``watch``
-    that is. ``pid`` is that of a rank, which has the address among its variables.
+    All processes of a user listen at one port of a node, and the kernel chooses: it is asked again
+    where another job's process answers.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html
     """
     variables = [_RAS + _RAS_ADDRESS, *_read_text(f"/proc/{pid}/environ").split("\0")]

@@ -1,8 +1,8 @@
 """Reading the output of a launcher and its ranks, byte by byte, until they end.
 
-The output of a local rank comes through a named pipe, the launcher's through its standard output.
-It is passed on in whole lines, as other output is written into the same log. The wrapper names the
-rank, which may be another one after a restart, in a line that counts only with the launch's nonce.
+The output of a local rank comes through a named pipe, the launcher's through its standard output;
+it is passed on in whole lines. The wrapper names the rank, which may be another after a restart,
+in a line that counts only with the launch's nonce.
 """
 
 from __future__ import annotations
@@ -78,18 +78,16 @@ class _Stream:
         return lines
 
     def take_rest(self) -> bytes:
-        """Take the unterminated last line."""
-        line = bytes(self.held)
-        self.held.clear()
+        line, self.held = bytes(self.held), bytearray()
         return line
 
 
 class Outputs:
     """The named pipes of a node's ranks, which find them by ``variables`` of the launcher.
 
-    ``on_signal`` is called with a signal of the user's and the ranks that it was sent to;
-    ``on_finished`` once when all programs have ended well and the launcher still waits;
-    ``on_half_grace`` where half of the grace has passed and ranks that were told to end have not.
+    ``on_signal`` is called with a signal of the user's and the ranks that it was sent to,
+    ``on_finished`` once all programs have ended well and the launcher waits, ``on_half_grace``
+    where ranks that were told to end have not done so after half of the grace.
     """
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
@@ -129,11 +127,7 @@ class Outputs:
         return bool(self._ranks) and self.monitor.count_finished_well() >= len(self._ranks)
 
     def follow(self, running: processes.Process, recent: RecentOutput, on_output: OnOutput) -> None:
-        """Pass on output until the launcher has ended and its remaining output is read.
-
-        The launcher's end counts, not the pipe's: a child that it left behind, or the ranks of one
-        that was killed, may keep the pipe open for ever. They are ended, then the rest is read.
-        """
+        """Pass on output until the launcher ends, not its pipe; end what it left behind."""
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
 
@@ -197,10 +191,8 @@ class Outputs:
                 on_output(rank, data)
 
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
-        targets = {
-            **dict.fromkeys(self._streams, lambda rank, data: None),
-            **dict.fromkeys(of_ranks, deliver),
-        }
+        targets: dict[_Stream, OnOutput] = dict.fromkeys(self._streams, lambda rank, data: None)
+        targets.update(dict.fromkeys(of_ranks, deliver))
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
         half = time.monotonic() + self._grace / 2
@@ -245,11 +237,9 @@ class Outputs:
         for name in self._name.finditer(data):
             if int(name[1]) not in stream.possible:
                 continue
-            before = data[start : name.start()]
-            if before and not before.endswith(b"\n"):
-                before += b"\n"  # the last line of the previous rank had no end
-            if before:
-                record(stream.rank, before)
+            if before := data[start : name.start()]:
+                # The last line of the previous rank may have no end.
+                record(stream.rank, before if before.endswith(b"\n") else before + b"\n")
             stream.rank, start = int(name[1]), name.end()
         if data[start:]:
             record(stream.rank, data[start:])
@@ -263,11 +253,10 @@ def run_launcher(
     on_output: OnOutput,
     running: processes.Process | None = None,
 ) -> tuple[int, RecentOutput]:
-    """Run a launcher to its end, and pass on its output and that of its ranks.
+    """Run a launcher, or one that is ``running``, to its end; pass on output of it and its ranks.
 
-    With ``running`` it has been started before. Processes that a rank left behind (data loaders,
-    daemons) end with it. Its exit status is returned, 128 and more for a signal; and the last lines
-    of output.
+    Processes that a rank left behind end with it. Returns the exit status, 128 and more for a
+    signal, and the last lines of output.
     """
     recent = RecentOutput()
     try:

@@ -28,7 +28,7 @@ class JobDirectories(NamedTuple):
 
 
 def locate_directories(request: PlacedRequest) -> JobDirectories:
-    """Return the directories of a job on the node that is asked."""
+    """Return the directories of a job on this node."""
     job, root = request.job, request.root
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher is Launcher.SRUN else "0"
     job_dir = os.path.join(root, "jobs", f"{job.id}.{request.node_rank}.{task}")
@@ -53,15 +53,12 @@ def is_moving(launch: Launch) -> bool:
 
 # --- The hub's cache that a program of an environment sees: the bundle's and the user's ----------
 
-# The libraries of Hugging Face look in one directory, ``HF_HUB_CACHE``. So one of the node root has
-# a link to each repository of the bundle's, in the environment, and of the user's caches; of two of
-# the same name the bundle's counts, since that one was locked.
+# Hugging Face's libraries look in one directory, ``HF_HUB_CACHE``: one of the node root has links
+# to the repositories of the bundle and of the user's caches; of two of a name the bundle's counts.
 
 _OTHER_NAMES = (
-    "HUGGINGFACE_HUB_CACHE",
-    "TRANSFORMERS_CACHE",
-    "PYTORCH_TRANSFORMERS_CACHE",
-    "PYTORCH_PRETRAINED_BERT_CACHE",
+    *("HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE"),
+    *("PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE"),
 )
 """Older variables for the same cache; transformers 4 lets them win over ``HF_HUB_CACHE``."""
 _LAYOUT = "1"  # the layout's version; transformers 4 warns where ``version.txt`` does not have it
@@ -70,18 +67,13 @@ HUB = "hub"  # the directory of the bundle's repositories in an environment, bel
 
 
 def make_hub_variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that say where the hub's cache is.
-
-    Where the bundle has no models or data sets, it is the user's, at its usual place if none is
-    named. Only ``HF_HOME`` moves to the node's disk then, for what the libraries write.
-    """
+    """Return the variables that say where the hub's cache is: the user's if the bundle has none."""
     if os.path.isdir(os.path.join(directories.environment, STATE, HUB)):
         view = _locate_view(directories, base)
         return dict.fromkeys(("HF_HUB_CACHE", *(n for n in _OTHER_NAMES if n in base)), view)
-    if any(name in base for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")):
-        return {}
     usual = _locate_usual_cache(base)
-    return {"HF_HUB_CACHE": usual} if os.path.isdir(usual) else {}
+    is_named = any(name in base for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"))
+    return {} if is_named or not os.path.isdir(usual) else {"HF_HUB_CACHE": usual}
 
 
 def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> None:
@@ -102,7 +94,6 @@ def prepare_hub_cache(directories: JobDirectories, base: Mapping[str, str]) -> N
 
 
 def _locate_view(directories: JobDirectories, base: Mapping[str, str]) -> str:
-    # One for each environment and choice of the user's caches.
     text = "\n".join([directories.environment, *_list_user_caches(base)])
     name = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
     return os.path.join(directories.root, "cache", HUB, name)
@@ -116,7 +107,6 @@ def _list_user_caches(base: Mapping[str, str]) -> list[str]:
 
 
 def _locate_usual_cache(base: Mapping[str, str]) -> str:
-    """Return huggingface_hub's cache directory if none of its variables is set."""
     caches = base.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(caches, "huggingface", "hub")
 
@@ -128,11 +118,8 @@ DROPPED = re.compile(
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
     r"|__PYVENV_LAUNCHER__$|STAGER_(ENV|PROJECT|JOB|WATCH)|STAGER_OUTPUT(_NONCE)?$"
 )
-"""Variables of the caller that would lead a rank out of its environment.
-
-``PYTHONINSPECT`` would turn the exit status of a rank that failed into 0, ``PYTHONPYCACHEPREFIX``
-would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
-"""
+"""Variables of the caller that would lead a rank out of its environment, or (``PYTHONINSPECT``)
+turn its exit status into 0."""
 RANK = re.compile(
     r"(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_"
@@ -170,11 +157,10 @@ def make_environment_variables(
     code: str = "",
     caches: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the variables of any program in an environment: isolated from the node, and offline.
+    """Return the variables of any program in an environment: isolated, offline, without secrets.
 
-    No bytecode is written: a published environment brings its own and is never modified. Secrets
-    are removed. ``code`` names the directory for compiled code that is brought back, and ``caches``
-    further variables that lead into it.
+    ``code`` names the directory for compiled code that is brought back, and ``caches`` further
+    variables that lead into it.
     """
     kept = remove_secret_variables(base, passed)
     env = {
@@ -214,7 +200,6 @@ def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_asset_variables(environment: str) -> dict[str, str]:
-    """Return the variables for the paths of assets; none in an older environment."""
     folder, found = os.path.join(environment, ENV), {}
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -230,11 +215,7 @@ def make_rank_variables(
     threads: int,
     base: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
-
-    Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
-    guide, ``NCCL_SOCKET_IFNAME``).
-    """
+    """Return the variables that ``torchrun`` gets on one node and passes to its ranks."""
     launch, group, store = request.job.launch, request.group, request.job.code_store
     code, caches = request.code, store.caches if store else ()
     env = {
@@ -246,21 +227,21 @@ def make_rank_variables(
         "GLOO_SOCKET_IFNAME": interface,
     }
     if group.on_cpus:
-        # Without it the Trainer of transformers starts no process group where there is no GPU, and
-        # each rank trains on all of the data by itself (ParallelMode.NOT_PARALLEL).
+        # Else the Trainer of transformers starts no process group where there is no GPU, and each
+        # rank trains on all of the data by itself (ParallelMode.NOT_PARALLEL).
         env.setdefault(USE_CPU, "true")
-    if group.backend == "nccl":
+    if group.backend == "nccl":  # without "=" it would be a prefix (NCCL user guide)
         env["NCCL_SOCKET_IFNAME"] = f"={interface}"
     if launch.grace_seconds > _TORCHRUN_SECONDS:
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(launch.grace_seconds)
     if is_moving(launch):
-        # Else restarted ranks use the store of the first attempt, where they read addresses of
-        # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
+        # Else restarted ranks read addresses of ranks that have ended in the first attempt's store
+        # (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if launch.watch:
         env["STAGER_WATCH"] = "1"
-        if not any(name in env for name in _RECORDS):
-            env[_RECORDS[0]] = "2000"
+        if _RECORDS[1] not in env:
+            env.setdefault(_RECORDS[0], "2000")
     return env
 
 
@@ -268,14 +249,9 @@ def make_group_variables(
     world: object, here: object, node_rank: object, address: str, port: object
 ) -> dict[str, str]:
     """Return what torchrun sets for all ranks of a node: ``here`` of ``world`` ranks."""
-    return {
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(here),
-        "GROUP_RANK": str(node_rank),
-        "NODE_RANK": str(node_rank),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+    values = map(str, (world, here, node_rank, node_rank))
+    return {**dict(zip(names, values)), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def make_task_variables(

@@ -1,7 +1,7 @@
 """Watching the ranks of a node: when each of them began, finished and ended.
 
 Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.wrapper`). The end of its process
-is noticed at once through its pidfd, whatever its launcher reports.
+is noticed at once through its pidfd.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ class Rank:
     status: int = 0
     left: float | None = None  # when it left its process group, if it has not joined one since
     joined: bool | None = None
-    """True if it has ever been in a process group of PyTorch's; None if that is unknown."""
+    """True if it was ever in a process group of PyTorch's; None if that is unknown."""
     ended: float | None = None  # the time when its process ended
     code: int | None = None  # its exit status, negative for a signal; None if nobody saw it
-    lingers: tuple[str, ...] | None = None
-    """Names of what keeps its process running, once it has gone on for too long."""
+    lingers: tuple[str, ...] | None = None  # names of what keeps it running for too long
 
     @property
     def has_finished_well(self) -> bool:
@@ -59,10 +58,7 @@ class Rank:
 
     @property
     def has_left_and_gone_on(self) -> bool:
-        """True if it left its process group without having ended well.
-
-        A rank that was still in its group has ended, even if nobody saw its exit status.
-        """
+        """True if it left its process group without having ended well."""
         status = self.code if self.finished is None else self.status
         return self.left is not None and status != 0
 
@@ -153,8 +149,7 @@ class RankMonitor:
         for rank in self.ranks.values():
             finished = rank.finished if rank.has_finished_well else None
             is_well = rank.code in good_codes and rank.rank not in failed
-            since = rank.left or finished or (rank.ended if is_well else None)
-            if since:
+            if since := rank.left or finished or (rank.ended if is_well else None):
                 departed.append((since, rank))
         return sorted(departed, key=lambda pair: pair[0])
 
@@ -214,11 +209,10 @@ class RankMonitor:
         self.ranks[rank.rank] = rank
         try:
             handle = processes.open_pidfd(rank.pid)
+            if handle is not None:  # else only its launcher reports its end
+                self._waiting.register(handle, selectors.EVENT_READ, rank.pid)
         except ProcessLookupError:  # it has ended already
             rank.ended = time.time()
-            return
-        if handle is not None:  # else only its launcher reports its end
-            self._waiting.register(handle, selectors.EVENT_READ, rank.pid)
 
     def _note_end(self, handle: int, pid: int) -> None:
         self._waiting.unregister(handle)
@@ -226,7 +220,6 @@ class RankMonitor:
         for rank in self.ranks.values():
             if rank.pid == pid:
                 rank.ended, rank.code = time.time(), _read_exit_code(pid)
-                return
 
     def _note_lingering(self, rank: Rank, names: tuple[str, ...]) -> None:
         if rank.lingers is None:
@@ -234,14 +227,11 @@ class RankMonitor:
             self.on_lingering(rank)
 
     def _look_for_lingering(self) -> None:
-        """Find ranks that go on long after they left their group, or another rank ended well.
-
-        If all ranks of a node have left their group, the program is made that way; but a single
-        rank of a node may be waited for by those of other nodes.
-        """
+        """Find ranks that go on long after they left their group, or another rank ended well."""
         ranks = list(self.ranks.values())
         running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
         is_left_alone = any(map(self._has_long_succeeded, ranks))
+        # If all ranks of a node have left their group, the program is made that way.
         may_be_missed = len(ranks) == 1 or None in [rank.left for rank in running]
         for rank in running:
             if is_left_alone or (may_be_missed and self._is_long_out(rank)):
@@ -255,7 +245,6 @@ class RankMonitor:
 
 
 def _read_exit_code(pid: int) -> int | None:
-    """Return the exit status of a process that has ended and is not reaped."""
     # Else its launcher has waited for it already.
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()

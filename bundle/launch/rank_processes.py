@@ -6,8 +6,8 @@ library only, Python 3.9 or newer. Usage::
     python run_processes.py RANKS FIRST-RANK GRACE-SECONDS PROGRAM [ARGUMENT...]
 
 Each rank gets this process's variables, ``RANK`` and ``LOCAL_RANK``. When one fails, or this
-process gets SIGTERM, the others get SIGTERM, and SIGKILL after the grace period. What is said of
-failures has the form of torchrun's closing report, which the agent reads.
+process gets SIGTERM, the others get SIGTERM, and SIGKILL after the grace period. Failures are
+reported in the form of torchrun's closing report, which the agent reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGALRM)
 
 class _Ranks:
     def __init__(self, first: int, grace: int) -> None:
-        self._failed: list[tuple[int, int, int]] = []
-        """Those that failed by themselves, the first one first."""
+        self._failed: list[tuple[int, int, int]] = []  # by themselves, the first one first
         self._first, self._grace = first, grace
         self._running: dict[int, int] = {}
         self._told = False
@@ -60,7 +59,6 @@ class _Ranks:
             os.kill(pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for all of them, report what has failed, and return this launcher's exit status."""
         while self._running:
             pid, status = os.waitpid(-1, 0)
             local = self._running.pop(pid, None)
@@ -82,7 +80,6 @@ def _say(line: str) -> None:
 
 
 def _become(argv: list[str], variables: dict[str, str], stdin: int) -> None:
-    """Become a rank, in a forked child; never return."""
     try:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -23,7 +23,7 @@ _CLOSING_SIGNAL = r"W\d{4} .*Sending process \d+ closing signal"
 _SIGNALLED = re.compile(r"\bSending process (\d+) closing signal")
 _REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The first line of torchrun's own report: its traceback and its table follow."""
-_SIGTERM, _SIGKILL = -15, -9
+_SIGTERM, _SIGKILL = (-15, 143), -9
 _PRINTED = re.compile(
     r"Traceback \(most recent.*(?:\n.*)*?\n .*\n(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$",
     re.MULTILINE,
@@ -48,12 +48,7 @@ def find_failures(
     ended: float,
     by_rank: Mapping[int, Sequence[str]] | None = None,
 ) -> list[FailureRecord]:
-    """Return every rank of this node that failed.
-
-    A rank that raised has left a record with its traceback; if it ended itself (``sys.exit``), its
-    last lines replace the traceback, and an exception that they end with is its own. Of a rank that
-    was killed, torchrun's report has the exit status; its last lines replace the traceback.
-    """
+    """Return every rank of this node that failed: by its own record, or torchrun's report."""
     by_rank, lines = by_rank or {}, list(tail)
     records = {}
     for record in _read_records(job_dir):
@@ -92,10 +87,6 @@ def _add_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
 
 
 def _find_printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return class, message and lines of the traceback with which a program's output ends.
-
-    Programs print what they have caught and return a status, or end themselves by ``os._exit``.
-    """
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent")]
     printed = _PRINTED.match("\n".join(lines[starts[-1] :])) if starts else None
     if printed is None:
@@ -111,8 +102,8 @@ def complete_records(
     records: Iterable[FailureRecord], monitor: RankMonitor, launcher: Sequence[str]
 ) -> list[FailureRecord]:
     """Complete the failures of a node with the monitor's times, and with who ended the ranks."""
-    listed, pids = parse_report(launcher), find_signalled(launcher)
-    root = listed[-1][0] if listed else None  # the last of torchrun's report
+    pids = find_signalled(launcher)
+    root = next((rank for rank, _, _ in reversed(parse_report(launcher))), None)
     return [_settle(record, monitor, pids, is_root=record.rank == root) for record in records]
 
 
@@ -124,13 +115,9 @@ def _settle(
         ended = rank.ended or monitor.launcher_end or ended
     time = record.time if record.exception else ended
     told_to_end = monitor.has_stopped_before(time)
-    if not told_to_end and _is_sigterm(record.exit_code):
+    if not told_to_end and record.exit_code in _SIGTERM:
         told_to_end = rank.pid in pids if rank is not None and pids else not is_root
     return replace(record, time=time, ended=ended, told_to_end=told_to_end, root_cause=is_root)
-
-
-def _is_sigterm(code: int) -> bool:
-    return code in (_SIGTERM, 128 - _SIGTERM)
 
 
 def find_signalled(launcher: Iterable[str]) -> set[int]:
@@ -140,8 +127,8 @@ def find_signalled(launcher: Iterable[str]) -> set[int]:
 
 def find_own_record(job_dir: str, failure: FailureRecord) -> FailureRecord:
     """Return the failure of a rank without a launcher: its own record, if it has left one."""
-    own = (record for record in _read_records(job_dir) if record.rank == failure.rank)
-    return next((_add_printed(record, failure.lines) for record in own), failure)
+    own = {record.rank: record for record in _read_records(job_dir)}.get(failure.rank)
+    return failure if own is None else _add_printed(own, failure.lines)
 
 
 def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -158,11 +145,7 @@ def parse_report(lines: Iterable[str]) -> list[tuple[int, int, int]]:
 
 
 def select_program_lines(lines: Iterable[str], rank: int) -> list[str]:
-    """Return the lines that a rank may have written.
-
-    Lines that torchrun adds when a rank has failed are left out, and lines that PyTorch has marked
-    as another rank's (``[rank2]: Traceback ...``, from torch 2.2 on).
-    """
+    """Return the lines that a rank may have written: not torchrun's, nor another rank's."""
     all_lines = list(lines)
     # The last report counts: an earlier one closes an attempt that was followed by a restart.
     reports = [number for number, line in enumerate(all_lines) if _REPORT_START.search(line)]
@@ -173,12 +156,10 @@ def select_program_lines(lines: Iterable[str], rank: int) -> list[str]:
 def weigh_exit(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
     """Classify a failure: by itself (``CAUSE``), or only because another rank failed.
 
-    A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
-    first failure has been noticed; and torchrun ends with SIGTERM the ranks that still run
-    (``ENDED``). A rank that a signal from elsewhere has ended failed by itself, see
-    :func:`complete_records`. ``told_to_end`` is None where that is unknown.
+    A rank that loses the connection to a failed one raises, too (``LOST_PEER``); torchrun ends with
+    SIGTERM those that still run (``ENDED``). ``told_to_end`` is None where that is unknown.
     """
-    if told_to_end or (told_to_end is None and _is_sigterm(code)):
+    if told_to_end or (told_to_end is None and code in _SIGTERM):
         return ENDED
     is_lost = exception and _LOST_PEER.search(f"{exception}: {message}")
     return LOST_PEER if is_lost else CAUSE
@@ -190,9 +171,8 @@ def explain_oom_kills(
     """Add a line to the record of each rank that was killed while memory ran out."""
     if before is None or after is None or after <= before:
         return list(records)
-    events = format_count(after - before, "oom-kill event")
-    where = "on this node while the ranks ran"
-    line = f"stager: {events} {where}: the kernel killed for want of memory"
+    line = f"stager: {format_count(after - before, 'oom-kill event')} on this node while the ranks "
+    line += "ran: the kernel killed for want of memory"
     return [
         replace(record, lines=(*record.lines, line)) if record.exit_code == _SIGKILL else record
         for record in records
@@ -202,8 +182,7 @@ def explain_oom_kills(
 def _read_records(job_dir: str) -> list[FailureRecord]:
     records = []
     for path in sorted(glob.glob(os.path.join(glob.escape(job_dir), "failures", "*.json"))):
-        # What is no record (the program may write there too) is left out: torchrun's report of the
-        # same rank is used then.
+        # The program may write there too: torchrun's report is used where it is no record.
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as handle:
             record = decode(FailureRecord, json.load(handle), strict=False)
             records.append(hide_secret_variables(record))

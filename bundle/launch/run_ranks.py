@@ -53,9 +53,8 @@ def run_ranks(
     with unpack.hold_during(directories.root, job.bundle_id), private:
         start = _prepare_start(directories, link, request)
         own_rank = int(start.variables["RANK"]) if native else None
-        channel.emit(
-            messages.Started(argv=tuple(mask_arguments(start.argv)), interface=link.interface)
-        )
+        argv = tuple(mask_arguments(start.argv))
+        channel.emit(messages.Started(argv=argv, interface=link.interface))
         outputs = _open_outputs(directories.job_dir, start.ranks, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
@@ -75,11 +74,10 @@ def run_ranks(
             limit.start()
         with contextlib.closing(outputs), watch, contextlib.ExitStack() as stack:
             stack.callback(limit.cancel)
-            running = early.launch(start.argv, start.variables, start.cwd) if early else None
+            program = (start.argv, start.variables, start.cwd)
+            running = early.launch(*program) if early else None
             killed_before = machine.oom_kills()
-            code, recent = run_launcher(
-                start.argv, start.variables, start.cwd, outputs, send_output, running
-            )
+            code, recent = run_launcher(*program, outputs, send_output, running)
             signals.ignore_signals()  # the ranks have ended: what is left is to say how
         found = _find_failures(directories.job_dir, request.node, start, code, recent, monitor)
         if not request.shared:
@@ -156,7 +154,6 @@ def _find_failures(
 def _add_observations(
     answer: messages.LaunchAnswer, node: str, monitor: RankMonitor, recent: RecentOutput
 ) -> messages.LaunchAnswer:
-    """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
     failed = {record.rank for record in answer.failures}
     told_some = bool(rank_results.find_signalled(recent.by_rank.get(None, ())))
     vanished = monitor.list_vanished(failed) if told_some else []

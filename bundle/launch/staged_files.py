@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from ..node import removal
+from ..node.node_root import hold_directory
 from ..protocol.job import Job
 from ..protocol.messages import UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
@@ -25,30 +25,15 @@ _SENT = ".stager-sent"  # describes the earlier results sent to the copy of the 
 
 
 def make_work_dir(directories: JobDirectories, job: Job) -> str:
-    """Make the ranks' working directory, with the files of the project and its assets in place.
-
-    A program finds by relative paths what it finds at home, and what it writes stays local. What is
-    there already stays: another task, or an earlier attempt, has made it.
-    """
+    """Make the ranks' working directory, with project and assets; what is there already stays."""
     tree, path = locate_work_tree(job, directories.root), locate_work_dir(job, directories.root)
     os.makedirs(path, mode=0o700, exist_ok=True)
     if job.run_subdir is None:
         return path
-    with lock_tree(tree):  # srun starts several tasks at once
+    with hold_directory(tree):  # srun starts several tasks at once
         for folder, to_copy in (("project", _COPIED_BYTES), ("assets", 0)):
             _fill(os.path.join(directories.environment, folder), tree, to_copy, job)
     return path
-
-
-@contextlib.contextmanager
-def lock_tree(tree: str) -> Iterator[None]:
-    """Let one task at a time fill the copy of the project's folder."""
-    handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
@@ -59,9 +44,11 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
         folder = pending.pop()
         listed, path = _list_entries(os.path.join(source, folder)), os.path.join(tree, folder)
         room -= len(listed)
-        if not os.path.lexists(path):
-            is_linked = room < 0 and not _may_hold(folder, job)
-            _make_folder(os.path.join(source, folder), path, is_linked=is_linked)
+        with contextlib.suppress(FileExistsError):
+            if room < 0 and not _may_hold(folder, job):
+                os.symlink(os.path.join(source, folder), path)
+            else:
+                os.mkdir(path, 0o700)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for entry in listed:
@@ -75,13 +62,6 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
                 to_copy = max(0, to_copy - copied)
 
 
-def _make_folder(source: str, path: str, *, is_linked: bool) -> None:
-    if is_linked:
-        os.symlink(source, path)
-    else:
-        os.mkdir(path, 0o700)
-
-
 def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> int:
     """Copy a file of at most ``limit`` bytes, or an output, else link it; return bytes copied."""
     size = entry.stat(follow_symlinks=False).st_size
@@ -93,9 +73,7 @@ def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> i
 
 
 def _copy(source: str, path: str) -> None:
-    partial = f"{path}.stager-partial"
-    shutil.copy2(source, partial)
-    os.replace(partial, path)
+    os.replace(shutil.copy2(source, f"{path}.stager-partial"), path)
 
 
 def _is_among(inner: str, outputs: Sequence[str]) -> bool:
@@ -104,7 +82,7 @@ def _is_among(inner: str, outputs: Sequence[str]) -> bool:
 
 
 def _may_hold(name: str, job: Job) -> bool:
-    parts = os.path.relpath(name, job.run_subdir).split("/")
+    parts = os.path.relpath(name or ".", job.run_subdir).split("/")
     return any(
         all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))
         for pattern in map(patterns.split_pattern, job.outputs)
@@ -154,7 +132,7 @@ def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
     tree, folder = locate_work_tree(job, root), locate_work_dir(job, root)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        with lock_tree(tree), open(path, "rb") as stream:
+        with hold_directory(tree), open(path, "rb") as stream:
             if os.path.lexists(os.path.join(tree, _SENT)):  # by another node of the same node root
                 return UnpackAnswer()
             received = receive_outputs(stream, folder, job.outputs, request.node)
@@ -186,10 +164,7 @@ def record_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
 
 
 def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
-    """Remove the earlier results that no rank has changed; return those that ranks have deleted.
-
-    Of a directory that was deleted, or is a link now, only its own path is returned.
-    """
+    """Remove the earlier results that no rank has changed; return those that ranks have deleted."""
     try:
         with open(os.path.join(tree, _SENT), encoding="ascii") as handle:
             entries: dict[str, list[int]] = json.load(handle)
@@ -226,15 +201,12 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
 
 
 def _content_state(state: os.stat_result) -> list[int]:
-    """Return the fields that change with a file's content, name or place."""
     if stat.S_ISDIR(state.st_mode):
         return [state.st_mode]
     return [state.st_mode, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
 
 
 def _list_entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+    return []

@@ -6,29 +6,27 @@ environment's own interpreter, so it stands alone: standard library only, Python
     run_wrapper.py SCRIPT ARGS...
     run_wrapper.py -m MODULE ARGS...
 
-It reads ``STAGER_ENV`` (its packages come first on ``sys.path``), ``STAGER_PROJECT``,
-``STAGER_TRAINER`` (last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
-``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_OUTPUT`` has a named pipe a local rank,
-``STAGER_OUTPUT_NONCE`` what the line there that names the rank must have. With ``STAGER_WATCH`` at
-``1`` the node's agent can ask the rank where it is.
+Variables, each of which may be absent: ``STAGER_ENV`` (its packages come first on ``sys.path``),
+``STAGER_PROJECT``, ``STAGER_TRAINER`` (last on ``sys.path``), ``STAGER_JOB_DIR``, ``STAGER_NODE``,
+``RANK``, ``LOCAL_RANK``, ``STAGER_OUTPUT`` (the folder of the local ranks' pipes) with
+``STAGER_OUTPUT_NONCE``, and ``STAGER_WATCH`` (``1``: the agent may ask where the rank is).
 
-The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
-there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
+The exit status is the program's; 2 when there is no such script or module. With any but 0,
+``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
 
     {"v": 1, "node": "n1", "rank": 3, "local_rank": 1, "pid": 4242, "exit_code": 1,
      "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
      "time": 1700000000.0, "variables": [...], "step": {"step": 17}, "seeds": {"torch": "42"}}
 
-where ``lines`` are the last of the traceback with the last frame of the user's own code. Where the
-program has caught an exception and ended itself with a status because of it, as Hydra does, the
-record is about that exception. PyTorch's error file is left to ``@record``.
+where ``lines`` are the last of the traceback with the last frame of the user's own code. The record
+of a program that ended itself because of an exception, as Hydra does, is about that exception.
 """
 
 import _thread
 import contextlib
 import faulthandler
 import functools
-import importlib
+import importlib.util
 import io
 import itertools
 import json
@@ -51,8 +49,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-RECORDED_LINES = 40
-RECORDED_CHARACTERS = 2000
+RECORDED_LINES, RECORDED_CHARACTERS = 40, 2000
 _FRAME = re.compile(r'^\s+File "([^"]*)')
 _NOT_OWN = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3|(?:^|/)run_wrapper\.py$")
 _ONLY_EXITS = ("Exit", "Abort")  # the exceptions with which click and typer programs end themselves
@@ -99,22 +96,19 @@ def main(argv: list[str]) -> int:
 
 def _find_script(name: str) -> tuple[str, str]:
     """Return a script's absolute path, empty if there is none, and the words for that case."""
-    # An absolute name joined to a root is that name itself, so both places are then one.
+    # An absolute name joined to a root is that name itself: both places are then one.
     paths = list(dict.fromkeys(Path(root or "", name).absolute() for root in (_find_project(), "")))
     found = next((str(path) for path in paths if path.exists()), "")
-    if len(paths) == 1:
-        return found, f"no {paths[0]}"
-    return found, (
-        f"neither {paths[0]} (the staged project) nor {paths[1]} (the working directory); check "
-        "the name, and that the project does not exclude it"
-    )
+    staged, here = paths[0], paths[-1]
+    why = f"neither {staged} (the staged project) nor {here} (the working directory); check "
+    why += "the name, and that the project does not exclude it"
+    return found, why if staged != here else f"no {here}"
 
 
 def arrange_path(program: Program) -> None:
     """Put the program's directory, the project and the packages at the head of ``sys.path``.
 
-    The packages' entry keeps its spelling: under two names of one directory a module could be
-    imported twice. The wrapper's own directory, which Python put first, goes.
+    The packages' entry keeps its spelling: a module must not be imported twice under two names.
     """
     own = os.path.realpath(Path(__file__).parent)
     if sys.path and os.path.realpath(sys.path[0]) == own:
@@ -145,22 +139,16 @@ def _find_project() -> Optional[str]:
 
 
 def find_src_folder(project: Optional[str]) -> Optional[str]:
-    """Return the directory of a project's packages in a src layout; None for another layout.
-
-    https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/
-    """
+    """Return the directory of a project's packages in a src layout; None for another layout."""
     sources = Path(project or "", "src")
     is_layout = sources.is_dir() and not (sources / "__init__.py").exists()
     return str(sources) if project and is_layout else None
 
 
 def take_own_pipe() -> None:
-    """Send what this rank and its children write into its own pipe, whose first line names it.
-
-    Neither the program nor a child of its own gets the nonce, so no such line of theirs counts.
-    """
+    """Send what this rank and its children write into its own pipe, whose first line names it."""
     folder = os.environ.get("STAGER_OUTPUT")
-    nonce = os.environ.pop("STAGER_OUTPUT_NONCE", "")
+    nonce = os.environ.pop("STAGER_OUTPUT_NONCE", "")  # the program must not name a rank
     if not folder:
         return
     try:
@@ -192,11 +180,7 @@ def activate_patches() -> None:
 
 
 def keep_main(program_globals: dict[str, Any]) -> None:
-    """Let the program's ``__main__`` stay after its end.
-
-    ``runpy`` puts back the old module, which is this file. But threads and process pools may still
-    be at work while the interpreter shuts down, and look their functions up in ``__main__``.
-    """
+    """Keep the program's ``__main__``, which ``runpy`` replaces: threads and pools may need it."""
     module = types.ModuleType("__main__")
     vars(module).update(program_globals)
     sys.modules["__main__"] = module
@@ -208,9 +192,8 @@ def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> i
     if frames is None and isinstance(error, ImportError):
         name = f"-m {program[1]}" if program[0] == "module" else program[1]
         return _refuse(type(error)(f"cannot run {name}: {error} (looked first in {sys.path[0]})"))
-    program_globals = frames.tb_frame.f_globals if frames is not None else {}
-    if program_globals.get("__name__") == "__main__":
-        keep_main(program_globals)
+    if frames and frames.tb_frame.f_globals.get("__name__") == "__main__":
+        keep_main(frames.tb_frame.f_globals)
     status = exit_status(error)
     error = error.with_traceback(frames)
     if status and is_rank:
@@ -223,10 +206,7 @@ def _handle_error(error: BaseException, program: Program, *, is_rank: bool) -> i
 
 
 def _find_caught(error: BaseException) -> Optional[Exception]:
-    """Return the exception because of which a program has ended itself with a status, if any.
-
-    ``sys.exit`` where an exception is handled has it as its context, even with ``from None``.
-    """
+    """Return the exception because of which a program has ended itself with a status, if any."""
     if not isinstance(error, SystemExit) or isinstance(error.code, str):
         return None
     last: BaseException = error
@@ -242,8 +222,8 @@ def _find_caught(error: BaseException) -> Optional[Exception]:
 def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     """Return whether an exception was raised to end what handled another one.
 
-    A handler may start something long, which ends for a reason of its own. So the handler must have
-    raised it, or code of the same library, or a function that was given the exception or its text.
+    A handler may start something long that ends for its own reason. So the handler, or a library
+    that it called, must have raised it, or a function that was given the exception or its text.
     """
     if caught is error.__cause__:
         return True
@@ -258,21 +238,16 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
 
 
 def _is_among(error: BaseException, values: Sequence[object]) -> bool:
-    """Return whether one of the values is the exception, or holds its text."""
     text = _get_text(error)
-    texts = (value for value in values if isinstance(value, str) and text)
-    return any(value is error for value in values) or any(text in value for value in texts)
+    return any(one is error or (text and isinstance(one, str) and text in one) for one in values)
 
 
 def exit_status(error: BaseException) -> int:
     """Return the status, 0 to 255, with which Python would end after this exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if not isinstance(error, SystemExit):
-        return FAILED
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else FAILED
+    code = error.code if isinstance(error, SystemExit) else FAILED
+    return (code or 0) & 0xFF if isinstance(code, (int, type(None))) else FAILED
 
 
 def _program_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
@@ -289,8 +264,7 @@ def _show(error: BaseException) -> None:
     """Print the traceback as Python would, by the program's own excepthook if set."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:
-        # A broken hook must not cost the user the traceback; Python does the same.
+    except Exception:  # a broken hook
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
@@ -305,7 +279,6 @@ def _complain(line: str) -> None:
 
 
 def _read_number(name: str) -> int:
-    """Read a rank from the environment; 0 without torchrun."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 0
 
@@ -317,16 +290,14 @@ def _record_path() -> Optional[Path]:
 
 def forget_record() -> None:
     """Remove what an earlier attempt of this rank left, when torchrun has restarted it."""
-    path = _record_path()
-    if path is not None:
-        with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
+    if path := _record_path():
+        with contextlib.suppress(OSError):  # mostly absent
             path.unlink()
 
 
 def write_record(error: BaseException, status: int) -> None:
     """Write the failure record (see the top of this file) by one rename."""
-    path = _record_path()
-    if path is None:
+    if not (path := _record_path()):
         return
     caught = _find_caught(error)
     error = caught or error
@@ -367,7 +338,7 @@ def keep_own_frame(lines: Sequence[str], count: int) -> list[str]:
 def is_own_frame(line: str) -> bool:
     """Return whether a line of a traceback names a file of the user's own code."""
     frame = _FRAME.match(line)
-    return frame is not None and is_own_file(frame[1])
+    return is_own_file(frame[1]) if frame else False
 
 
 def is_own_file(name: str) -> bool:
@@ -384,9 +355,8 @@ def _get_text(error: BaseException) -> str:
 
 # --- What the program was at when it failed ------------------------------------------------------
 
-# Nothing of the program is called for it: a method of its own, such as ``__repr__`` or a property,
-# may raise, hang, or change something. So values are shown of Python's own types alone, of arrays
-# and tensors what C code knows about them, and of all else the name of its class.
+# No code of the program is called: ``__repr__`` or a property may raise, hang, or change something.
+# So only values of Python's own types are shown, and of arrays what C code knows about them.
 
 STATE_FRAMES, STATE_VARIABLES, STATE_CHARACTERS = 3, 20, 120
 _ITEMS, _DEPTH, _INT_BITS = 8, 3, 256
@@ -403,7 +373,7 @@ _PROGRESS = (
 
 def describe_state(error: BaseException) -> dict[str, object]:
     """Return the fields of a record that say what the program was at; none if that fails."""
-    try:
+    with contextlib.suppress(Exception):  # the failure itself must be recorded
         frames = list(traceback.walk_tb(error.__traceback__))[::-1]
         own = [frame for frame in frames if is_own_file(frame[0].f_code.co_filename)]
         return {
@@ -411,8 +381,7 @@ def describe_state(error: BaseException) -> dict[str, object]:
             "step": _find_progress(own) or _find_progress(frames),
             "seeds": _read_seeds(),
         }
-    except Exception:  # the failure itself must be recorded
-        return {}
+    return {}
 
 
 def _describe_frame(frame: types.FrameType, number: int) -> dict[str, object]:
@@ -454,8 +423,7 @@ def _name_type(value: object) -> str:
 
 
 def _show_value(value: Any, depth: int) -> str:  # noqa: ANN401
-    """Return the short form of a value, with the name of its type where that does not show."""
-    kind = type(value)
+    kind, name = type(value), _name_type(value)
     if id(kind) in _SCALARS or (kind is int and value.bit_length() <= _INT_BITS):
         return repr(value)
     if id(kind) in _TEXTS:
@@ -464,10 +432,8 @@ def _show_value(value: Any, depth: int) -> str:  # noqa: ANN401
     if id(kind) in _SERIES:
         return _show_series(value, depth)
     if kind is int:
-        text = f"of {value.bit_length()} bits"
-    else:
-        text = repr(str(value)) if kind is type(Path()) else _show_array(value)
-    return f"{_name_type(value)} {text}".rstrip()
+        return f"{name} of {value.bit_length()} bits"
+    return f"{name} {repr(str(value)) if kind is type(Path()) else _show_array(value)}".rstrip()
 
 
 def _show_series(value: Any, depth: int) -> str:  # noqa: ANN401
@@ -497,7 +463,6 @@ def _show_array(value: Any) -> str:  # noqa: ANN401
 
 
 def _find_progress(frames: Iterable[tuple[types.FrameType, int]]) -> dict[str, float]:
-    """Return numbers under the names that steps and epochs have, from the innermost frame."""
     progress: dict[str, float] = {}
     for frame, _ in frames:
         found = _read_locals(frame)
@@ -521,26 +486,19 @@ def _read_seeds() -> dict[str, str]:
 # Each message is one JSON line into the named pipe ``$STAGER_JOB_DIR/output/ranks``::
 #
 #     {"event": "started", "rank": 3, "local_rank": 1, "pid": 4242, "time": 1700000000.0}
-#     {"event": "left", ...}
-#     {"event": "joined", ...}
-#     {"event": "finished", ..., "status": 0, "joined": true}
-#     {"event": "lingers", ..., "threads": ["thread saver"]}
-#
-# ``left`` comes when the rank has destroyed PyTorch's default process group, and ``joined`` when it
-# is in one again. ``finished`` says with which exit status the program ended, and whether it had
-# ever joined a process group of PyTorch's; ``lingers`` comes if the process is still there
-# ``STAGER_LINGER_SECONDS`` later.
+#     {"event": "left", ...}         it has destroyed PyTorch's default process group
+#     {"event": "joined", ...}       it is in one again
+#     {"event": "finished", ..., "status": 0, "joined": true}    true if it was ever in a group
+#     {"event": "lingers", ..., "threads": ["thread saver"]}     STAGER_LINGER_SECONDS later
 
-LINGER_SECONDS = 30.0
-NAMED, NAME_LENGTH = 8, 60
+LINGER_SECONDS, NAMED, NAME_LENGTH = 30.0, 8, 60
 OTHERS = ("horovod", "mpi4py")  # packages by which ranks meet without PyTorch's process groups
 GROUPS = "torch.distributed.distributed_c10d"  # makes and destroys process groups
 
 
 def send_event(event: str, **more: object) -> None:
     """Tell the node's agent, if it listens, how far this rank is."""
-    job_dir = os.environ.get("STAGER_JOB_DIR")
-    if not job_dir:
+    if not (job_dir := os.environ.get("STAGER_JOB_DIR")):
         return
     own = {"rank": _read_number("RANK"), "local_rank": _read_number("LOCAL_RANK")}
     message = {"event": event, **own, "pid": os.getpid(), "time": time.time(), **more}
@@ -554,37 +512,25 @@ def send_event(event: str, **more: object) -> None:
 
 
 def has_joined_group() -> Optional[bool]:
-    """Return whether the program has ever joined a process group; None if it meets otherwise.
-
-    ``_backend`` is None until the first ``init_process_group``, and stays set when that group is
-    destroyed (torch 2.13). Where there is no such variable, it may well have.
-    """
+    """Return whether the program has ever joined a process group; None if it meets otherwise."""
     if "torch" not in sys.modules or any(name in sys.modules for name in OTHERS):
         return None
     module = sys.modules.get(GROUPS)
+    # ``_backend`` is set by the first ``init_process_group``, and stays set (torch 2.13).
     return module is not None and getattr(module, "_backend", "unknown") is not None
 
 
 class _GroupsFinder:
-    """Delegates to the other finders; marks the spec of the module of process groups."""
+    """Marks the spec of the module of process groups, which the other finders find."""
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Optional[Sequence[str]],
-        target: Optional[types.ModuleType] = None,
-    ) -> Optional[ModuleSpec]:
-        finders: list[Any] = sys.meta_path
-        if fullname != GROUPS or self not in finders:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> Optional[ModuleSpec]:
+        if fullname != GROUPS or self not in sys.meta_path:
             return None
-        for finder in finders[finders.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)
-            spec: Optional[ModuleSpec] = find(fullname, path, target) if find else None
-            if spec is not None:
-                if type(spec) is ModuleSpec:
-                    spec.__class__ = _Marked
-                return spec
-        return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if type(spec) is ModuleSpec:
+            spec.__class__ = _Marked
+        return spec
 
 
 class _Marked(ModuleSpec):
@@ -594,8 +540,7 @@ class _Marked(ModuleSpec):
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             super().__setattr__("__class__", ModuleSpec)
-            module = sys.modules.get(self.name)
-            if module is not None:
+            if module := sys.modules.get(self.name):
                 follow_groups(module)
 
 
@@ -623,11 +568,7 @@ def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> 
 
 
 def end_watch(status: int) -> None:
-    """Say what keeps the process if it goes on for long though its program has finished.
-
-    Python waits for threads that are not daemons, then for exit handlers. The one that watches is a
-    daemon.
-    """
+    """Say what keeps the process if it goes on for long though its program has finished."""
     send_event("finished", status=status, joined=has_joined_group())
     # No such number, or no more threads: then nobody watches.
     with contextlib.suppress(ValueError, RuntimeError):
@@ -639,11 +580,9 @@ def _report_lingering(seconds: float) -> None:
     time.sleep(max(0.0, seconds))
     names = find_lingering()
     why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
-    node = os.environ.get("STAGER_NODE") or os.uname().nodename
-    line = (
-        f"stager: rank {_read_number('RANK')} on {node} has ended its program, but its process "
-        f"goes on {seconds:g} s later: {why}\n"
-    )
+    rank, node = _read_number("RANK"), os.environ.get("STAGER_NODE") or os.uname().nodename
+    line = f"stager: rank {rank} on {node} has ended its program, but its process goes on"
+    line += f" {seconds:g} s later: {why}\n"
     # Not through sys.stderr: the interpreter may end at any moment, and must not find it locked.
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="replace"))
@@ -661,26 +600,21 @@ def find_lingering() -> list[str]:
 
 # --- Where the rank is, for the node's agent when all ranks are silent ---------------------------
 
-# In ``$STAGER_JOB_DIR/watch``, if ``STAGER_WATCH`` is 1, ``RANK.sock`` gives each client lines of
-# JSON: the stacks of all threads, and where PyTorch's process groups are in use, what these are and
-# the last collectives in them, as PyTorch records them::
+# In ``$STAGER_JOB_DIR/watch``, ``RANK.sock`` gives each client lines of JSON: the stacks of all
+# threads, and PyTorch's process groups with their last collectives, as PyTorch records them::
 #
 #     {"stacks": [{"name": "main", "frames": ["/path/loader.py:88 read_shard", ...]}, ...]}
 #     {"groups": [{"name": "1", "desc": "mesh_tp", "ranks": [0, 2], "backends": "cpu:gloo"}, ...]}
 #     {"entries": [...], ...}
 #
 # While a thread holds the GIL there is no answer. Then the signal ``SIGRTMAX - 3`` appends the
-# stack of the main thread to ``RANK.stacks``, whose first line is its descriptor in this process.
-# That is for no other time: only of a thread that does not run can faulthandler read the stack; it
-# has crashed the process where it was to read those of others.
-#
-# PyTorch has a server of its own for its records (``_WorkerServer``). It is not used: it starts as
-# many threads as there are CPUs, and ends the process if one of them cannot be started.
+# stack of the main thread to ``RANK.stacks``, whose first line is its descriptor in this process;
+# of running threads faulthandler cannot read the stacks without crashes. PyTorch's own server
+# (``_WorkerServer``) starts a thread a CPU, and ends the process if one cannot be started.
 
 STACKS = signal.SIGRTMAX - 3
 RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # torch 2.13: of Gloo, and of NCCL
-DEPTH = 500
-ANSWER_SECONDS = 2.0
+DEPTH, ANSWER_SECONDS = 500, 2.0
 
 
 def answer_questions() -> None:
@@ -740,7 +674,7 @@ def _answer_client(client: socket.socket) -> None:
 
 
 def list_stacks() -> list[dict[str, object]]:
-    """Return the stacks of all threads but this one; no lock is taken, which one may hold."""
+    """Return the stacks of all threads but this one, without a lock that one may hold."""
     threads = dict(getattr(threading, "_active", {}))
     names = {ident: str(vars(thread).get("_name", "")) for ident, thread in threads.items()}
     main = threading.main_thread().ident

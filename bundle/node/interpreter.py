@@ -45,9 +45,7 @@ class InterpreterFacts(NamedTuple):
             return f"{self.implementation} {self.version}"
         if self.version.rpartition(".")[0] != version:
             return self.version
-        if "t" in self.abiflags:
-            return f"{self.version} free-threaded"
-        return ""
+        return f"{self.version} free-threaded" if "t" in self.abiflags else ""
 
 
 def find_base_python(
@@ -55,10 +53,8 @@ def find_base_python(
 ) -> str:
     """Return the base CPython of exactly this version, as an absolute path without links.
 
-    Tried in order: the installation of the running interpreter, the hints, ``pythonX.Y``,
-    ``python3`` and ``python`` on PATH, then the usual directories. Each except the running one is
-    run to find out what it really is: a version manager's shim may start anything or nothing, and a
-    virtual environment may be deleted while the installation behind it stays.
+    Each candidate except the running one is run to find out what it is: a version manager's shim
+    may start anything, and a virtual environment may be deleted while its installation stays.
     """
     env = os.environ if env is None else env
     refused: dict[str, str] = {}
@@ -67,8 +63,7 @@ def find_base_python(
             continue
         try:
             facts = describe_interpreter(candidate, env)
-            misfit = facts.explain_misfit(version)
-            if not misfit:
+            if not (misfit := facts.explain_misfit(version)):
                 return find_base_program(version, facts, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
@@ -106,11 +101,7 @@ def describe_interpreter(program: str, env: Mapping[str, str]) -> InterpreterFac
 
 
 def find_base_program(version: str, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
-    """Return the program of the installation behind an interpreter, which must run by itself.
-
-    The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
-    environment's own program on Linux. ProcessError if there is none.
-    """
+    """Return the program of the installation behind an interpreter; ProcessError if none runs."""
     in_prefix = str(Path(facts.base_prefix, "bin", f"python{version}"))
     failure = ""
     for path in map(os.path.realpath, (in_prefix, facts.base_executable)):

@@ -30,12 +30,11 @@ from .node_root import code_path
 # --- The NVIDIA driver of this machine, and its GPUs ---------------------------------------------
 
 # ``nvidia-smi`` tells most. A driver with a broken GPU may keep it waiting for ever, even where it
-# is killed, so nobody waits for its end. What the kernel knows is in ``/proc/driver/nvidia``.
+# is killed, so nothing waits for its end. What the kernel knows is in ``/proc/driver/nvidia``.
 
 _COLUMNS = "name,memory.total,driver_version,mig.mode.current"
 _SECONDS = 20.0  # for all questions; without ``nvidia-persistenced`` the first takes seconds
-_MIB = 1 << 20
-_LIMIT = 1 << 20  # bytes that are read of an answer; a node with many GPUs gives some thousands
+_MIB = _LIMIT = 1 << 20  # bytes that are read of an answer; many GPUs give some thousands
 _ROW = re.compile(", ".join(["([^,]*)"] * 4))
 _DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _SHOWN = 200  # characters of a line that are shown
@@ -61,7 +60,7 @@ class Question:
         # Of each GPU the name, memory, driver, and whether it is divided into MIG instances.
         rows = [row for row in map(_ROW.fullmatch, lines) if row]
         if lines and not rows:
-            fault = _short(lines[-1])
+            fault = lines[-1][:_SHOWN]
         named = filter(_DRIVER.fullmatch, (row[3] for row in rows))
         driver = kernel_driver(self._folder) or next(named, "")
         if not driver:
@@ -84,12 +83,10 @@ class Question:
     def _start(self, *options: str) -> processes.Process | None:
         if self._program is None:
             return None
-        try:
-            return processes.start(
-                [self._program, *options], stdout=processes.PIPE, stderr=processes.STDOUT
-            )
-        except processes.ProcessError:
-            return None
+        argv, pipe = [self._program, *options], processes.PIPE
+        with contextlib.suppress(processes.ProcessError):
+            return processes.start(argv, stdout=pipe, stderr=processes.STDOUT)
+        return None
 
     def _read(self, asked: processes.Process | None) -> tuple[Sequence[str], str]:
         if asked is None:
@@ -102,12 +99,8 @@ class Question:
         lines = [line for line in out.decode(errors="replace").splitlines() if line.strip()]
         if asked.returncode == 0:
             return lines, ""
-        why = _short(" ".join(lines[-1:]))
+        why = " ".join(lines[-1:])[:_SHOWN]
         return (), "" if "not a valid field" in why else why  # older than MIG
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
 def kernel_driver(folder: Path = Path("/proc/driver/nvidia")) -> str:
@@ -128,14 +121,10 @@ def _read_gpus_from_proc(folder: Path) -> tuple[Gpu, ...]:
 
 
 def _library(env: Mapping[str, str]) -> str:
-    """Return the version of the driver's library that LD_LIBRARY_PATH names; empty for none.
-
-    NVIDIA's package for forward compatibility puts a newer one there than the kernel's driver.
-    """
+    """Return the version of the driver's library for forward compatibility; empty for none."""
     for folder in filter(None, env.get("LD_LIBRARY_PATH", "").split(":")):
         library = os.path.realpath(os.path.join(folder, "libcuda.so.1"))
-        match = _LIBRARY.fullmatch(os.path.basename(library))
-        if match:
+        if match := _LIBRARY.fullmatch(os.path.basename(library)):
             return match[1]
     return ""
 
@@ -179,10 +168,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> Hos
 
 
 def oom_kills() -> int | None:
-    """Return the number of processes that the kernel has killed for want of memory since its start.
-
-    Kills for a control group's limit are included. None where the kernel does not count.
-    """
+    """Return how many processes the kernel has killed for want of memory; None if not counted."""
     count = re.search(r"^oom_kill (\d+)$", processes.read_proc("/proc/vmstat"), re.MULTILINE)
     return int(count[1]) if count else None
 
@@ -196,15 +182,12 @@ def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
 
 
 def c_library() -> tuple[str, str]:
-    """Return name and version of the C library that this process uses: ``("glibc", "2.36")``.
-
-    ``("unknown", "")`` if it is neither glibc nor musl, whose loader prints its version.
-    """
+    """Return name and version of the C library that this process uses: ``("glibc", "2.36")``."""
     with contextlib.suppress(ValueError, OSError):  # the name is glibc's own
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         if name == "glibc":
             return name, version
-    for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):
+    for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):  # which prints its version
         with contextlib.suppress(processes.ProcessError):
             output = processes.run([str(loader)], timeout=10, check=False).stderr
             found = re.search(r"Version (\d+(?:\.\d+)+)", output)
@@ -215,12 +198,9 @@ def c_library() -> tuple[str, str]:
 def usable_cpus(env: Mapping[str, str], affinity: int, limits: Limits) -> int:
     """Return the number of CPUs for this job: the least that Slurm, the mask and cgroups allow."""
     granted = env.get("SLURM_CPUS_ON_NODE", "")
-    counts = [
-        affinity,
-        int(granted) if granted.isdigit() else affinity,
-        affinity if limits.cpus is None else math.floor(limits.cpus),
-    ]
-    return max(1, min(counts))
+    by_slurm = int(granted) if granted.isdigit() else affinity
+    by_cgroups = affinity if limits.cpus is None else math.floor(limits.cpus)
+    return max(1, min(affinity, by_slurm, by_cgroups))
 
 
 def read_memory(meminfo: str, limits: Limits) -> tuple[int, int]:
@@ -251,11 +231,8 @@ def count_gpus(devices: Sequence[str], visible: str | None) -> int:
 
 
 def has_step_cgroup() -> bool:
-    """Return whether Slurm tracks the processes of this step by a cgroup.
-
-    It sends signals to the tasks alone then, and else to all processes of the step
-    (``proctrack_p_signal`` in proctrack_cgroup.c and proctrack_linuxproc.c).
-    """
+    """Return whether Slurm tracks this step by a cgroup, and sends signals to the tasks alone."""
+    # proctrack_p_signal in proctrack_cgroup.c and proctrack_linuxproc.c
     return "/step_" in processes.read_proc("/proc/self/cgroup")
 
 
@@ -281,18 +258,13 @@ def _list_levels(root: str, controllers: str, group: str, mounts: list[files.Mou
     for mount in mounts:
         is_v2 = mount.fstype == "cgroup2" and not controllers
         if is_v2 or (mount.fstype == "cgroup" and limited & mount.options):
-            break
-    else:
-        return []
-    top = Path(root, mount.point.lstrip("/"))
-    path = top / group.lstrip("/")
-    # In a container without a cgroup namespace the mount shows the container's group at its top,
-    # and the levels named below it do not exist.
-    return [level for level in (path, *path.parents) if level == top or top in level.parents]
+            top = Path(root, mount.point.lstrip("/"))
+            path = top / group.lstrip("/")  # in a container, it may not exist below its mount
+            return [one for one in (path, *path.parents) if one == top or top in one.parents]
+    return []
 
 
 def _read_quota(level: Path) -> list[float]:
-    """Return the limit of one level, in CPUs; empty for none."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         words = [word for name in names for word in processes.read_proc(level / name).split()]
         if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # else "max" or -1
@@ -301,7 +273,6 @@ def _read_quota(level: Path) -> list[float]:
 
 
 def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
-    """Return limit and use of one level, in bytes; empty for no limit."""
     for limit_name, used_name, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -318,7 +289,7 @@ def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
 # --- The kind of a machine, as far as compiled code depends on it --------------------------------
 
 # Inductor compiles with ``-march=native`` (``_get_optimization_cflags`` in cpp_builder.py, torch
-# 2.13), so a processor without one of the features would end a rank with SIGILL.
+# 2.13): a processor without one of the features would end a rank with SIGILL.
 
 _COMPILERS = ("g++", "clang++", "c++")
 _FEATURES = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
@@ -333,10 +304,7 @@ def describe_code(
     known: Mapping[str, Sequence[str]],
     root: str,
 ) -> CodeFacts:
-    """Return the kind of this machine, and whether it has the compiled code that there is for it.
-
-    ``known`` are some paths in the code for each kind.
-    """
+    """Return this machine's kind, and whether it has the code known, by kind, from some paths."""
     cpuinfo = processes.read_proc("/proc/cpuinfo")[:_FIRST_PROCESSOR]
     named = os.environ.get("CXX", "").split()[:1]
     compiler = next(filter(None, map(shutil.which, (*named, *_COMPILERS))), "")

@@ -17,8 +17,7 @@ from ..system import files
 # --- The place of a node root on a node: the directory that it is made in, and its name there ----
 
 ROOT_VARIABLE = "STAGER_NODE_ROOT"  # of a node; it wins over the setting ``cluster.node-root``
-AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"
-"""The settings with which each node's directory is chosen; the second one allows memory."""
+AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"  # each node's directory is chosen
 MEMORY = "/dev/shm/"  # noqa: S108 - only compared
 
 
@@ -54,9 +53,8 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
 
     ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
     ``$TMPDIR`` and ``/tmp`` that is local, writable, executable and has room; ``auto-memory`` takes
-    ``/dev/shm`` as well, whose files take the node's memory. A directory that was named, in which
-    ``$NAME`` stands for the node's variable, must meet the same conditions, but may be shared: the
-    user chose it. ``room`` is the bytes and inodes of new files.
+    ``/dev/shm`` as well. A directory that was named, in which ``$NAME`` stands for the node's
+    variable, may be shared. ``room`` is the bytes and inodes of new files.
     """
     candidates, named = list_bases(setting, env)
     allows_memory = named or (env.get(ROOT_VARIABLE) or setting) == AUTO_WITH_MEMORY
@@ -95,9 +93,7 @@ def list_automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _list_named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the one candidate that the user named, with the node's variables filled in."""
-    named = env.get(ROOT_VARIABLE)
-    if named:
+    if named := env.get(ROOT_VARIABLE):
         yield f"${ROOT_VARIABLE} = ", named
         return
     try:
@@ -134,25 +130,21 @@ def _find_base_faults(
 
 
 def find_foreign_root(node_root: str) -> list[str]:
-    """Return why a node root is not ours: in a public directory anybody can take its place.
-
-    Only the choice hangs on this: what is used is checked again when it is opened.
-    """
+    """Return why a node root is not ours, for the choice; it is checked again when it is opened."""
     try:
         status = os.lstat(node_root)
     except OSError:
         return []
+    name = os.path.basename(node_root)
     if not stat.S_ISDIR(status.st_mode):
-        return [f"{os.path.basename(node_root)} there is no directory"]
-    if status.st_uid != os.geteuid():
-        return [f"{os.path.basename(node_root)} there belongs to user {status.st_uid}"]
-    return []
+        return [f"{name} there is no directory"]
+    is_own = status.st_uid == os.geteuid()
+    return [] if is_own else [f"{name} there belongs to user {status.st_uid}"]
 
 
 def _is_writable(base: str) -> bool:
     node_root = os.path.join(base, node_root_name())
-    target = node_root if os.path.isdir(node_root) else base
-    return os.access(target, os.W_OK | os.X_OK)
+    return os.access(node_root if os.path.isdir(node_root) else base, os.W_OK | os.X_OK)
 
 
 # --- The node root: this user's own directory on a node, closed to everyone else, or refused -----
@@ -165,17 +157,15 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def make_secure_root(base: str) -> str:
     """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist; return it.
 
-    A directory of ours that others could enter is closed to them. It is safe against others who act
-    at the same time: directories are opened without following links, then checked while open.
+    It is safe against others who act at the same time: directories are opened without following
+    links, then checked while open.
     """
     real = os.path.realpath(base)
     root = os.path.join(real, node_root_name())
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(_Vanished), contextlib.ExitStack() as opened:
-            base_fd = _open_base(real)
-            opened.callback(os.close, base_fd)
-            root_fd = _open_private(base_fd, root)
-            opened.callback(os.close, root_fd)
+            base_fd = opened.enter_context(close_after(_open_base(real)))
+            root_fd = opened.enter_context(close_after(_open_private(base_fd, root)))
             for name in SUBDIRECTORIES:
                 os.close(_open_private(root_fd, os.path.join(root, name)))
             _ignore_in_git(root_fd)
@@ -236,18 +226,14 @@ def _ignore_in_git(root_fd: int) -> None:
 
 # --- Locks of a node root: files that may be removed while others wait for them ------------------
 
-# A lock on a file that has lost its name keeps nobody out, because the next process makes a new
-# file. So a process that gets a lock checks that the name still leads to the locked file, and
-# begins again if it does not. The kernel releases a lock when its holder ends, for whatever reason.
+# A lock on a file that has lost its name keeps nobody out. A process that gets a lock checks that
+# the name still leads to the locked file, and begins again if it does not.
 
 ROOT_LOCK = ".lock"  # shared while something is put in a node root, exclusive while that is removed
 
 
 def take_lock(path: str, operation: int, *, create: bool = True) -> int:
-    """Open a lock file, no link, and lock it until the descriptor's last copy is closed.
-
-    BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
-    """
+    """Lock a file until the descriptor's last copy is closed; BlockingIOError with ``LOCK_NB``."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     while True:
         handle = os.open(path, flags, 0o600)
@@ -262,20 +248,23 @@ def take_lock(path: str, operation: int, *, create: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def hold_lock(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
-    """Hold a lock file while the block runs; see :func:`take_lock`."""
-    handle = take_lock(path, operation, create=create)
+def close_after(handle: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
     try:
-        yield
+        yield handle
     finally:
         os.close(handle)
 
 
-def make_locked_directory(path: str) -> int:
-    """Make a directory and lock it until the descriptor is closed or its holder ends.
+@contextlib.contextmanager
+def hold_lock(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
+    """Hold a lock file while the block runs; see :func:`take_lock`."""
+    with close_after(take_lock(path, operation, create=create)):
+        yield
 
-    Only a process that holds it alone (:func:`hold_directory_alone`) may remove it.
-    """
+
+def make_locked_directory(path: str) -> int:
+    """Make a directory, locked until the descriptor is closed; see hold_directory_alone."""
     while True:
         os.makedirs(path, mode=0o700)
         try:
@@ -290,16 +279,22 @@ def make_locked_directory(path: str) -> int:
 
 
 @contextlib.contextmanager
+def hold_directory(path: str) -> Iterator[None]:
+    """Wait for a directory, and hold it while the block runs, if its file system has locks."""
+    with close_after(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def hold_directory_alone(path: str) -> Iterator[None]:
     """Hold a directory while the block runs; OSError if another process holds it, or it is gone."""
-    handle = os.open(path, _FOLDER)
-    try:
+    with close_after(os.open(path, _FOLDER)) as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _leads_to(path, handle):  # it was removed, and the name is now another directory's
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -312,17 +307,14 @@ def hold_root(root: str) -> Iterator[None]:
             break
         except FileNotFoundError:
             make_secure_root(base)
-    try:
+    with close_after(handle):
         # A process that failed to remove it may have removed a part.
         if not all(os.path.isdir(os.path.join(root, name)) for name in SUBDIRECTORIES):
             make_secure_root(base)
         yield
-    finally:
-        os.close(handle)
 
 
 def _leads_to(path: str, handle: int) -> bool:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.lstat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
+    return False

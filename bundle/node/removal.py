@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.dataclass import dataclass
 from ..system import files, signals
+from .node_root import close_after
 
 if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]  # how often each file was counted, by device and inode
@@ -47,25 +48,17 @@ def count_new_bytes(path: str, counted: set[tuple[int, int]]) -> int:
 
 
 def delete(path: str) -> int:
-    """Delete a file, a link or a tree, links not followed; return the bytes that became free.
-
-    OSError if it could not be deleted, or not all of it; the rest is deleted all the same, unless a
-    directory is moved meanwhile.
-    """
-    parent = os.open(os.path.dirname(path) or ".", _FOLDER & ~os.O_NOFOLLOW)
-    try:
-        name = os.path.basename(path)
+    """Delete a file, a link or a tree; return the bytes freed. OSError if a part remains."""
+    folder, name = os.path.split(path)
+    with close_after(os.open(folder or ".", _FOLDER & ~os.O_NOFOLLOW)) as parent:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             return _unlink(name, parent)
         deletion = _Deletion()
         deletion.empty(_open(name, parent))
-        failure = deletion.failure
-        if failure is not None:
+        if failure := deletion.failure:
             raise OSError(failure.errno, failure.strerror, failure.filename or path)
         os.rmdir(name, dir_fd=parent)
         return deletion.freed
-    finally:
-        os.close(parent)
 
 
 def remove_if_empty(path: str) -> bool:
@@ -76,11 +69,7 @@ def remove_if_empty(path: str) -> bool:
 
 
 def delete_as_far_as_possible(path: str) -> None:
-    """Delete a file, a link or a tree as far as possible; failures do not matter.
-
-    A signal to end that comes meanwhile takes effect afterwards: what is swept is often the last
-    that a job leaves, and nobody else would soon delete the rest of it.
-    """
+    """Delete a file, a link or a tree as far as possible; signals to end take effect after it."""
     with signals.defer_signals(), contextlib.suppress(OSError):
         delete(path)
 
@@ -91,10 +80,7 @@ class _Deletion:
     failure: OSError | None = None  # the first one; that a file is missing is none
 
     def empty(self, handle: int) -> None:
-        """Delete everything in an open directory, and close it.
-
-        One directory is open at a time. The way up is ``..``, which must be where it came from.
-        """
+        """Delete everything in an open directory, and close it; one is open at a time."""
         above: list[tuple[str, os.stat_result, list[str]]] = []
         try:
             folders = self._unlink_files(handle)
@@ -120,7 +106,6 @@ class _Deletion:
             os.close(handle)
 
     def _unlink_files(self, handle: int) -> list[str]:
-        """Delete the files of a directory; return the directories in it."""
         items: list[os.DirEntry[str]] = []
         with self._note_failure(), os.scandir(handle) as listing:
             items = list(listing)
@@ -145,15 +130,13 @@ class _Deletion:
 
 def _open(name: str, parent: int) -> int:
     """Open a directory to empty, even if its mode denies its owner."""
-    folder = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # no link can replace it
-    try:
+    # No link can replace it.
+    with close_after(os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)) as folder:
         mode = stat.S_IMODE(os.fstat(folder).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             with contextlib.suppress(PermissionError):  # another user's; the group may do
                 os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
         return os.open(".", _FOLDER, dir_fd=folder)
-    finally:
-        os.close(folder)
 
 
 def _unlink(name: str, parent: int) -> int:
@@ -163,10 +146,7 @@ def _unlink(name: str, parent: int) -> int:
 
 
 def find_user_process(path: str) -> int | None:
-    """Return the id of a process, other than this one, that names a directory or works in it.
-
-    Only processes whose command line and variables this user may read are seen: its own.
-    """
+    """Return the id of a process of this user, but this one, that names a directory or is in it."""
     mentions = [os.fsencode(path) + end for end in (b"/", b"\0", b":")]
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if int(pid) != os.getpid():
@@ -212,25 +192,17 @@ def get_last_change(path: str) -> float:
 
 def is_unlocked(path: str) -> bool:
     """Return True if nobody holds a lock on a file or directory itself."""
-    handle = -1
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a link, a socket, which no job locks; or a file system without locks
-    finally:
-        if handle >= 0:
-            os.close(handle)
-    return True
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError), close_after(os.open(path, flags)) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True  # also a link, a socket, which no job locks; or a file system without locks
 
 
 def list_mounts(path: str) -> list[str]:
     """Return the mount points in a tree, its top included."""
-    try:
-        text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    except OSError:
-        return []
+    text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     points = [mount.point for mount in files.parse_mounts(text)]
     return [point for point in points if point == path or point.startswith(path + "/")]

@@ -2,14 +2,14 @@
 
 ``*``, ``?`` and ``[...]`` match within one name, ``**`` stands for any number of directories, and
 ``.`` for everything. A name that begins with a dot is matched only by a pattern that does too, so
-nobody asks for ``.ssh`` by accident. Both sides read patterns with the same code: the node to find
-the files to send, the login side to refuse files that nobody asked for.
+nobody asks for ``.ssh`` by accident.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 Pattern = tuple[str, ...]  # the parts of an output's path or pattern; none for everything
@@ -26,10 +26,8 @@ def split_pattern(output: str) -> Pattern | None:
     if ".." in names:
         return None
     parts = tuple(name for name in names if name not in ("", "."))
-    if parts[-1:] == (_ANY_DIRECTORIES,):
-        # All that "**" matches at the end lies in what "*" matches.
-        return (*parts[:-1], "*")
-    return parts
+    # All that "**" matches at the end lies in what "*" matches.
+    return (*parts[:-1], "*") if parts[-1:] == (_ANY_DIRECTORIES,) else parts
 
 
 def is_wanted(name: str, outputs: Sequence[str]) -> bool:
@@ -59,7 +57,7 @@ def list_parents(name: str) -> Iterator[str]:
 
 
 def _extend_prefix(base: str, prefix: str, part: str) -> Iterable[str]:
-    """Extend a prefix, which ends in a slash, by one part of a pattern."""
+    """Extend a prefix, empty or with a slash at its end, by one part of a pattern."""
     if part == _ANY_DIRECTORIES:
         return _list_directories(base, prefix)
     if _MAGIC.isdisjoint(part):
@@ -75,10 +73,9 @@ def _list_directories(base: str, prefix: str) -> Iterator[str]:
 
 
 def _list_names(base: str, prefix: str) -> list[str]:
-    try:
+    with suppress(OSError):  # not a directory, or not readable: nothing in it can be an output
         return os.listdir(os.path.join(base, prefix))
-    except OSError:  # not a directory, or not readable: nothing in it can be an output
-        return []
+    return []
 
 
 def _is_part_match(name: str, part: str) -> bool:
@@ -91,24 +88,12 @@ def _is_match(parts: Sequence[str], pattern: Pattern) -> bool:
         return len(parts) == 1
     if tuple(parts) == pattern:
         return True
-    states = _skip_any_directories({0}, pattern)
-    for name in parts:
-        states = _skip_any_directories(set(_next_states(states, pattern, name)), pattern)
-    return len(pattern) in states
-
-
-def _skip_any_directories(states: set[int], pattern: Pattern) -> set[int]:
-    """Add the states behind each ``**``, which may stand for no directory."""
-    for state, part in enumerate(pattern):  # in order, so that several in a row are all skipped
-        if part == _ANY_DIRECTORIES and state in states:
-            states.add(state + 1)
-    return states
-
-
-def _next_states(states: set[int], pattern: Pattern, name: str) -> Iterator[int]:
-    for state in states - {len(pattern)}:
-        if pattern[state] != _ANY_DIRECTORIES:
-            if _is_part_match(name, pattern[state]):
-                yield state + 1
-        elif not name.startswith("."):
-            yield state
+    ends = {0}  # how many names the parts of the pattern so far may stand for
+    for part in pattern:
+        if part == _ANY_DIRECTORIES:
+            for end, name in enumerate(parts):
+                if end in ends and not name.startswith("."):
+                    ends.add(end + 1)
+        else:
+            ends = {end + 1 for end in ends - {len(parts)} if _is_part_match(parts[end], part)}
+    return len(parts) in ends

@@ -1,11 +1,9 @@
 """Publishing results: a hidden directory next to their final place, then one rename each.
 
-Each output is written below the hidden directory under its number. A crash leaves nothing else
-behind, and the next transfer of results to the same place removes that, once its owner is gone.
-
-Outputs that exist already are updated, and no file is lost: one is replaced only by the same
-content, or if it is still what the job was sent; and one is removed only if the job, which was sent
-it, has deleted it. Links are not followed.
+Each output is written below the hidden directory under its number. What a crash leaves, the next
+transfer of results to the same place removes, once its owner is gone. Outputs that exist are
+updated: a file is replaced only by the same content, or if it is still what the job was sent, and
+removed only if the job has deleted what it was sent. Links are not followed.
 """
 
 from __future__ import annotations
@@ -43,14 +41,9 @@ class ResultsWriter:
     """A hidden directory into which a stream of results is unpacked, and published from."""
 
     def __init__(
-        self,
-        target: str,
-        roots: Sequence[str],
-        sent: SentEntries | None = None,
-        joined: Mapping[str, str] | None = None,
+        self, target: str, roots: Sequence[str], sent: SentEntries, joined: Mapping[str, str]
     ) -> None:
-        """Make the hidden directory; NodeError if it cannot be made."""
-        self._target, self._sent, self._joined = target, sent or {}, joined or {}
+        self._target, self._sent, self._joined = target, sent, joined
         self._roots = {root: number for number, root in enumerate(roots)}
         name = f".stager-results.{_name_owner()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path = os.path.join(target, name)
@@ -62,8 +55,7 @@ class ResultsWriter:
         self._directories: dict[str, tuple[str, tarfile.TarInfo]] = {}
         self._parents: dict[str, str] = {"": ""}
         self._kept = False
-        self.files = 0  # regular files that arrived in full
-        self.bytes = 0  # bytes of their content
+        self.files = self.bytes = 0  # regular files that arrived in full, and their content
         self.names: set[str] = set()  # files and links that arrived
         self.left_out: dict[str, str] = {}  # members that could not be written here, and why
         self.renamed: dict[str, str] = {}  # outputs that got another name, with that name
@@ -71,14 +63,9 @@ class ResultsWriter:
         self.problems: list[Problem] = []  # problems met while putting them in place
 
     def add(self, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
-        """Write one member.
+        """Write one member; one whose name this file system does not allow goes to ``left_out``.
 
-        A member that cannot be written for a reason of its own, a name that this file system does
-        not take for example, is noted in ``left_out`` and skipped.
-
-        Raises:
-            InvalidStream: it lies outside of the outputs, or is a link out of one.
-            OSError: nothing more can be written here.
+        InvalidStream: it leads out of the outputs. OSError: nothing more can be written here.
         """
         root, inner = self._split_root(info.name)
         if inner and info.name.rpartition("/")[0] in self.left_out:
@@ -114,11 +101,7 @@ class ResultsWriter:
         self.bytes += info.size
 
     def publish(self, *, complete: bool) -> None:
-        """Put the outputs in place; those of a truncated stream, under a name that says so.
-
-        Of a truncated stream, only outputs that hold something are kept. One that cannot be put in
-        place stays in a directory that is no longer hidden.
-        """
+        """Put the outputs in place, or of a truncated stream the non-empty ones as partial."""
         if not complete:
             self._delete_empty_roots()
         inner = self._inner_directories()
@@ -133,7 +116,7 @@ class ResultsWriter:
                     self._publish_root(root, root if complete else root + PARTIAL)
             except OSError as exc:
                 failed[root] = error_text(exc)
-        if failed:
+        if failed:  # they stay in a directory that is no longer hidden
             self._keep_unpublished(failed)
 
     def _delete_empty_roots(self) -> None:
@@ -144,7 +127,7 @@ class ResultsWriter:
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
         """Remove what the job has deleted of what it was sent; return the number of files.
 
-        What has changed here stays, an output that is missing as a whole, and one with a new name.
+        What has changed here stays, and outputs that are missing as a whole or have a new name.
         """
 
         def stays(name: str) -> bool:
@@ -285,12 +268,11 @@ def remove_abandoned(target: str) -> None:
 
 def _is_abandoned(path: str, owner: str, pid: int) -> bool:
     state = os.lstat(path)
-    if state.st_uid != os.geteuid() or not stat.S_ISDIR(state.st_mode):
-        return False
-    if time.time() - state.st_mtime > _OLD:
-        return True
+    is_old = time.time() - state.st_mtime > _OLD
     # On another machine, or in a container, its process cannot be looked up.
-    return owner == _name_owner() and not os.path.exists(f"/proc/{pid}")
+    has_ended = owner == _name_owner() and not os.path.exists(f"/proc/{pid}")
+    is_own = state.st_uid == os.geteuid() and stat.S_ISDIR(state.st_mode)
+    return is_own and (is_old or has_ended)
 
 
 def _name_owner() -> str:
@@ -355,7 +337,6 @@ def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
 
 
 def _write_file(path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
-    """Write a new file; remove it if it is incomplete."""
     with open(os.open(path, _NEW_FILE, 0o600), "wb") as file:
         try:
             for piece in content:

@@ -1,16 +1,14 @@
 """Receiving results: the stream from a node, unpacked where the job was started.
 
 Nothing in the stream (:mod:`bundle.results.stream`) is trusted: only outputs that were asked for
-are accepted, no path leaves them, no link leads out of them, devices and the like are refused, and
-nothing may be longer than was announced. :mod:`bundle.results.publish` puts what came in its place;
-where that would lose a file, the new output gets a number (``out.1``). Of a truncated stream, the
-files that did arrive in full are kept as ``out.partial``.
+are accepted, no path or link leads out of them, devices are refused, and nothing may be
+longer than was announced. :mod:`bundle.results.publish` puts what came in its place: where a file
+would be lost, as ``out.1``; of a truncated stream, the whole files as ``out.partial``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import tarfile
@@ -19,6 +17,7 @@ from dataclasses import field, replace
 from typing import IO, cast
 
 from ..format.manifest import BLOCK
+from ..node.node_root import hold_directory
 from ..protocol.counts import format_count
 from ..protocol.dataclass import dataclass
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -50,12 +49,10 @@ class Received:
     bytes: int = 0  # bytes of the regular files that arrived in full
     names: frozenset[str] = frozenset()  # files and links that arrived, by their paths on the node
     placed: tuple[str, ...] = ()  # the outputs as they are named now, relative to the target
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Outputs that got another name than on the node, with that name."""
+    renamed: Mapping[str, str] = field(default_factory=dict)  # outputs with another name, that name
     missing: tuple[str, ...] = ()  # outputs that the node did not have
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    changed: Mapping[str, str] = field(default_factory=dict)
-    """Files that changed while they were sent, with what happened; as in ``left_out``, by path."""
+    left_out: Mapping[str, str] = field(default_factory=dict)  # paths, with the reason
+    changed: Mapping[str, str] = field(default_factory=dict)  # paths, with what happened meanwhile
     gaps: int = 0  # files and directories that the node could not read, or not to their end
     removed: int = 0  # files that were removed, as the job has deleted them
     problems: tuple[Problem, ...] = ()  # the reasons why it is not complete, or was put elsewhere
@@ -69,20 +66,12 @@ def receive_outputs(
     sent: SentEntries | None = None,
     joined: Mapping[str, str] | None = None,
 ) -> Received:
-    """Unpack the stream that :func:`.stream.send_outputs` sends.
+    """Unpack the stream that :func:`.stream.send_outputs` sends into a directory.
 
-    Where the stream ends early, is damaged, or the disk fills up, the files that arrived in full
-    are kept, and the result says so; the caller then closes the stream, which may hold more. Where
-    no stream of results begins there, or it does not fit, NodeError comes before anything is
-    written.
-
-    Args:
-        stream: blocking; read up to its end mark.
-        target: the directory where the job was started.
-        outputs: those that were asked for; others are refused.
-        source: the sender's name, for messages.
-        sent: what is there of the outputs and was sent to the nodes before the job.
-        joined: new names that outputs of the same job have been given already.
+    Where it ends early, is damaged, or the disk fills up, the files that arrived in full are kept,
+    and the result says so. Where no stream begins there, or it does not fit, NodeError comes before
+    anything is written. ``source`` is the sender's name, for messages; ``sent`` what was sent to
+    the nodes before the job; ``joined`` names that outputs of the same job have got already.
     """
     reader = _Reader(stream)
     try:
@@ -92,12 +81,12 @@ def receive_outputs(
         raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
     remove_abandoned(target)
     _require_room(target, header, source)
-    writer = ResultsWriter(target, header.roots, sent, joined)
+    writer = ResultsWriter(target, header.roots, sent or {}, joined or {})
     try:
         problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
         # Who puts earlier results on a node holds its directory already.
-        with _lock_target(target) if sent is not None else contextlib.nullcontext():
+        with hold_directory(target) if sent is not None else contextlib.nullcontext():
             writer.publish(complete=complete)
             removed = 0
             if complete and not (end.gaps or writer.problems):
@@ -118,18 +107,6 @@ def receive_outputs(
         )
     finally:
         writer.discard()
-
-
-@contextlib.contextmanager
-def _lock_target(target: str) -> Iterator[None]:
-    """Exclude other jobs' results, if the file system has locks."""
-    handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 class _Truncated(Exception):
@@ -160,7 +137,6 @@ class _Reader:
                 return bytes(line)
 
     def pieces(self, count: int) -> Iterator[memoryview]:
-        """Yield the next bytes of the tar as they come."""
         while count:
             self._fill()
             piece, self._buffer = self._buffer[:count], self._buffer[count:]
@@ -255,7 +231,6 @@ def _members(reader: _Reader, header: StreamHead) -> Iterator[tarfile.TarInfo]:
 
 
 def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
-    """Refuse announced outputs that were not asked for, or that are unsafe paths."""
     for root in roots:
         if "\0" in root or not {"", ".", ".."}.isdisjoint(root.split("/")):
             raise InvalidStream(f"{root!r} is not a plain path")

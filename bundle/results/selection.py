@@ -23,7 +23,7 @@ class OutputEntry(NamedTuple):
     source: str  # the path that it is read from
     size: int  # length in bytes; 0 for directories and links
     mode: int  # type and permissions, as ``st_mode``
-    mtime_ns: int  # time of its last change, in nanoseconds since 1970
+    mtime_ns: int
     link: str  # the target of a link; empty for anything else
 
 
@@ -46,11 +46,10 @@ class Sizes(NamedTuple):
 
 
 def select_outputs(directory: str, outputs: Sequence[str]) -> Selection:
-    """Find what the outputs stand for.
+    """Find what the outputs, paths or patterns below the directory, stand for.
 
-    An output is a path or a pattern below the directory; ``**`` stands for any directories, ``.``
-    for everything. An output that is a link stands for its target, if that is in the directory;
-    links inside an output are kept as long as they do not lead out of it.
+    An output that is a link stands for its target, if that is in the directory; links inside an
+    output are kept as long as they do not lead out of it.
     """
     base = _resolve_directory(directory)
     sources: dict[str, str] = {}
@@ -85,8 +84,7 @@ def _resolve_directory(directory: str) -> str:
 
 def exclude_received(selection: Selection, brought: Collection[str]) -> Selection:
     """Return the files and links of a selection besides these, with the directories they lie in."""
-    names = {entry.name for entry in selection.entries if not stat.S_ISDIR(entry.mode)}
-    names.difference_update(brought)
+    names = {one.name for one in selection.entries if not stat.S_ISDIR(one.mode)} - {*brought}
     kept = names.union(*map(list_parents, names))
     return selection._replace(
         roots=tuple(root for root in selection.roots if root in kept),
@@ -95,11 +93,7 @@ def exclude_received(selection: Selection, brought: Collection[str]) -> Selectio
 
 
 def is_link_outside(inner: str, target: str) -> bool:
-    """Tell whether a link could lead out of the output that holds it.
-
-    ``..`` is allowed only at the beginning: there it goes up real directories. Behind a name, which
-    may be a link itself, the text does not tell where it leads.
-    """
+    """Tell whether a link could lead out of the output that holds it, also by other links."""
     if not target or target.startswith("/") or os.path.normpath(target) != target:
         return True
     return target.split("/").count("..") > inner.count("/")
@@ -139,7 +133,6 @@ def _walk(
 
 
 def _describe_entry(name: str, path: str, root: str, top: str) -> OutputEntry | str:
-    """Describe one path, or return the reason why it is not sent."""
     state = os.lstat(path)
     size, link = 0, ""
     kind = stat.S_IFMT(state.st_mode)

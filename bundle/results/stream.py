@@ -1,8 +1,8 @@
 """The stream in which the outputs of a job are sent from a node to the login side.
 
 The stream, version 3, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
-line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line is a :class:`StreamHead`; it
-counts all members of the tar, regular files, and bytes of their content::
+line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first, a :class:`StreamHead`, counts
+all members of the tar, regular files, and bytes of their content::
 
     {"results": 3, "roots": [path], "entries": n, "files": n, "bytes": n,
      "missing": [output that matches nothing], "left_out": {path: reason}}
@@ -55,10 +55,7 @@ class StreamHead:
 
     results: int
     roots: tuple[AnyText, ...]
-    """The paths that the outputs stand for, none of them inside another.
-
-    Each member of the tar is one of them or lies below one, directories before their content.
-    """
+    """The paths that the outputs stand for, none inside another, with all members of the tar."""
     entries: int
     files: int
     bytes: int
@@ -66,6 +63,8 @@ class StreamHead:
     left_out: dict[str, AnyText]
 
     def __post_init__(self) -> None:
+        if self.results != VERSION:
+            raise ValueError(f"it has version {self.results}, this program reads {VERSION}")
         if min(self.entries, self.files, self.bytes) < 0:
             raise ValueError("a count is below zero")
 
@@ -81,40 +80,30 @@ class StreamEnd:
     deleted: tuple[AnyText, ...] = ()  # earlier results that the job has deleted on the node
 
     def __post_init__(self) -> None:
-        if self.gaps < 0:
-            raise ValueError(f"gaps is {self.gaps}")
+        if self.end != 1 or self.gaps < 0:
+            raise ValueError(f"end is {self.end}, gaps is {self.gaps}")
 
 
 def read_head(line: bytes) -> StreamHead:
     """Read the first line; InvalidStream if it is no such line."""
-    version = _read_object(line).get("results")
-    if version is None:
-        raise InvalidStream(f"it begins with {line[:_SHOWN_BYTES]!r}")
-    if version != VERSION:
-        raise InvalidStream(f"it has version {version!r}, this program reads {VERSION}")
-    return _decode_line(StreamHead, line, "its first line")
+    return _read_line(StreamHead, line, "results", "it begins with")
 
 
 def read_end(line: bytes) -> StreamEnd:
     """Read the last line; InvalidStream if it is no such line."""
-    if _read_object(line).get("end") != 1:
-        raise InvalidStream(f"instead of its end mark, {line[:_SHOWN_BYTES]!r} follows")
-    return _decode_line(StreamEnd, line, "its end mark")
+    return _read_line(StreamEnd, line, "end", "instead of its end mark there is")
 
 
-def _read_object(line: bytes) -> dict[str, object]:
+def _read_line(kind: type[_Line], line: bytes, mark: str, what: str) -> _Line:
     try:
         raw = json.loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
-
-
-def _decode_line(kind: type[_Line], line: bytes, what: str) -> _Line:
-    try:
-        return decode(kind, json.loads(line))
+        if isinstance(raw, dict) and mark in raw:
+            return decode(kind, raw)
     except DecodeError as exc:
-        raise InvalidStream(f"{what} is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
+        raise InvalidStream(f"a line is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
+    except (ValueError, RecursionError):
+        pass
+    raise InvalidStream(f"{what} {line[:_SHOWN_BYTES]!r}")
 
 
 def limit_reasons(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -144,9 +133,8 @@ def send_selection(
 ) -> StreamEnd:
     """Send what was selected in a directory; return the end of the stream.
 
-    A file that changes meanwhile is sent with the length that was announced, or its current length
-    if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
-    and so is one that has vanished.
+    A file that changes meanwhile is sent with the length that was announced, filled up with zeros,
+    or its current length if that is less. It is reported as changed, also if it has vanished.
     """
     files, size, entries = measure_entries(selection.entries)
     named = limit_reasons(selection.left_out)
@@ -159,8 +147,7 @@ def send_selection(
         for entry in selection.entries:
             change, is_gap = _send(entry, writer)
             gaps += is_gap
-            if change:
-                changed[entry.name] = change
+            changed.update({entry.name: change} if change else {})
         writer.zeros(2 * BLOCK)
         known = tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else ()
         end = StreamEnd(1, writer.digest.hexdigest(), limit_reasons(changed), gaps, known)
@@ -173,8 +160,6 @@ def send_selection(
 
 
 class _StreamWriter:
-    """Writes the stream, and computes the digest of the tar."""
-
     def __init__(self, stream: IO[bytes], directory: str) -> None:
         self._stream = stream
         self._directory = directory

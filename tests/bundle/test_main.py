@@ -154,33 +154,22 @@ def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) ->
     assert variables["PYTHONPATH"] == str(env / ".stager" / "site")  # the trainer's, no decoy
 
 
-@pytest.mark.parametrize(
-    ("command", "status", "says"),
-    [
-        (["sh", "-c", "exit 7"], 7, ""),
-        (["cli-tool"], 0, ""),
-        (["absent-program"], 127, "error: cannot run absent-program: No such file or directory"),
-        (["train.py"], 127, "hint: for a script write: python train.py\n"),
-        (["/dev/null"], 126, "error: cannot run /dev/null: Permission denied"),
-        ([""], 126, "error: cannot run : "),
-    ],
-)
-def test_exec_ends_as_the_command_does(
-    standard: Packed,
-    program: Path,
-    env: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    status: int,
-    says: str,
+def test_exec_of_what_cannot_run_says_why(
+    standard: Packed, program: Path, env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its status in other cases: tests/commands/test_cli.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    done = run_node(program, "exec", standard.path, env.parents[2], "--", *command)
-    assert done.returncode == status
-    assert says in done.stderr
-    assert bool(done.stderr) == bool(says)
+    for command, status, says in (
+        ("cli-tool", 0, ""),
+        ("absent-program", 127, "error: cannot run absent-program: No such file or directory"),
+        ("train.py", 127, "hint: for a script write: python train.py\n"),
+        ("/dev/null", 126, "error: cannot run /dev/null: Permission denied"),
+        ("", 126, "error: cannot run : "),
+    ):
+        done = run_node(program, "exec", standard.path, env.parents[2], "--", command)
+        assert (done.returncode, bool(done.stderr)) == (status, bool(says))
+        assert says in done.stderr
 
 
 def test_a_signal_reaches_the_command(standard: Packed, program: Path, env: Path) -> None:

@@ -40,19 +40,16 @@ SITE = f"lib/python{HERE.python}/site-packages"
 
 @pytest.fixture(scope="module")
 def sound(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The standard environment; tests look at copies of it."""
     return Path(stage(standard, tmp_path_factory.mktemp("sound")).path)
 
 
 @pytest.fixture
 def port() -> int:
-    """A port that nothing listens on."""
     return unused_port()
 
 
 @pytest.fixture
 def copy(sound: Path, base: Path) -> Path:
-    """The same in a node root of its own, where it may be damaged."""
     root = Path(make_secure_root(str(base)))
     shutil.copytree(sound, root / "envs" / sound.name, symlinks=True)
     return root / "envs" / sound.name

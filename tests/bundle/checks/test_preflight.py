@@ -21,10 +21,7 @@ from bundle.node import node_root
 from bundle.node.node_root import make_secure_root
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job, Requires
-from bundle.protocol.messages import (
-    PreflightRequest,
-    RequestReader,
-)
+from bundle.protocol.messages import PreflightRequest, RequestReader
 from bundle.protocol.problem import NodeError
 from bundle.system import network
 from stager.pack.bundle import Packed
@@ -117,7 +114,6 @@ def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_
 
 
 def about(packed: Packed) -> dict[str, Any]:
-    """What the driver tells of a bundle."""
     manifest = packed.manifest
     wheel = manifest.decompressor
     return {
@@ -129,7 +125,6 @@ def about(packed: Packed) -> dict[str, Any]:
 
 
 def choose(job: Job, asked: dict[str, Any]) -> str:
-    """Where an agent that gets such a request puts a node root."""
     common = PreflightRequest(job, "local1", 0, 1).to_json()
     made = RequestReader("").first({**common, **asked})
     assert isinstance(made, PreflightRequest)

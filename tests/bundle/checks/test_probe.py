@@ -39,7 +39,6 @@ def site(env: Path) -> Path:
 
 
 def install(folder: Path, name: str, version: str, files: Mapping[str, str]) -> None:
-    """Put a distribution into a folder as an installer does: files, metadata, RECORD."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     record = "".join(f"{path},,\n" for path in [*files, f"{info}/METADATA", f"{info}/RECORD"])
@@ -58,7 +57,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def env(template: Path, tmp_path: Path) -> Path:
-    """An environment with two packages, a namespace and a project."""
     folder = tmp_path / "env"
     subprocess.run(["cp", "-a", template, folder], check=True)
     install(site(folder), "torch", "2.3.1", {"torch/__init__.py": "", "torch/cuda.py": ""})
@@ -315,6 +313,3 @@ def test_on_alpine_linux_the_reason_is_musl() -> None:
         (problem,) = probe.check_requires(Requires("3.11", "x86_64", "glibc", version), alpine)
         assert problem.what == "the bundle is for another C library"
         assert problem.why == "the node's is musl 1.2.5, and the bundle's packages are for glibc"
-
-
-# --- as it is shipped ----------------------------------------------------------------------------

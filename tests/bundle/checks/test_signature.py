@@ -34,7 +34,6 @@ OTHER = "0" * 64
 
 
 def why(trust: Trust) -> str:
-    """The reason for which a node refuses a job."""
     with pytest.raises(NodeError) as caught:
         check_signature(replace(PLAIN, trust=trust))
     problem = caught.value.problem
@@ -119,7 +118,6 @@ echo "stager bundle $id" | ssh-keygen -Y verify -n {NAMESPACE} \\
 
 
 def drive(program: Path, job: Job) -> tuple[int, list[dict[str, Any]]]:
-    """Exit status and events of a driven job."""
     file = Path(job.run_dir) / "job.json"
     file.write_text(json.dumps(job.to_json()))
     done = run_node(program, "drive", file, env=os.environ)
@@ -129,7 +127,6 @@ def drive(program: Path, job: Job) -> tuple[int, list[dict[str, Any]]]:
 def test_nodes_that_cannot_check_are_named(
     single: Packed, program: Path, tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job goes on, and says so once."""
     job = job_for(single, tmp_path, trust=alice.trusted(single.manifest.id))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     code, events = drive(program, job)
@@ -161,7 +158,6 @@ def test_a_job_whose_key_has_expired_ends_before_anything_of_it_runs(
 def test_an_agent_refuses_before_it_does_anything(
     single: Packed, program: Path, tmp_path: Path, alice: Key, mallory: Key
 ) -> None:
-    """Not even a directory is made."""
     key = single.manifest.id
     good = alice.trusted(key)
     base = tmp_path / "base"

@@ -18,20 +18,9 @@ from typing import Any
 import pytest
 
 import bundle.environment.clean as clean_node_module
-from bundle.environment.clean import (
-    NOT_OURS,
-    Retention,
-    clean,
-    clean_node,
-    list_node_roots,
-)
+from bundle.environment.clean import NOT_OURS, Retention, clean, clean_node, list_node_roots
 from bundle.environment.unpack import hold_environment, lock_path
-from bundle.node.node_root import (
-    SUBDIRECTORIES,
-    env_path,
-    hold_root,
-    take_lock,
-)
+from bundle.node.node_root import SUBDIRECTORIES, env_path, hold_root, take_lock
 from bundle.protocol.messages import NodeCleanup
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.pack.bundle import Packed
@@ -47,7 +36,6 @@ def unpack(bundle: Packed, base: Path) -> Path:
 
 @contextlib.contextmanager
 def running(argv: Sequence[object], cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is killed at the end of the block."""
     with subprocess.Popen(list(map(str, argv)), env=CLEAN, cwd=cwd) as process:
         try:
             yield process
@@ -150,7 +138,6 @@ clean({str(root)!r}, [], False)
 
 
 def test_unpacking_and_cleaning_at_the_same_time(program: Path, single: Packed, base: Path) -> None:
-    """Neither breaks the other: every environment that is there is whole."""
     whole = tree(unpack(single, base))
     code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
@@ -511,7 +498,6 @@ def test_a_user_who_kills_the_process_keeps_out_nobody_else(
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """With --json: tests/commands/test_json.py."""
     root = make_root(tmp_path)
     stager = Path(sys.executable).with_name("stager")
     command = [stager, "clean-node", "--days", "7", tmp_path]

@@ -18,14 +18,7 @@ from bundle.environment.unpack import Environment
 from bundle.node.node_root import make_secure_root
 from bundle.system.files import read_file
 from stager.pack.bundle import Packed
-from tests.support.bundles import (
-    HERE,
-    Pair,
-    left_over,
-    rot,
-    stage,
-    tree,
-)
+from tests.support.bundles import HERE, Pair, left_over, rot, stage, tree
 from tests.support.jobs import ask, job_for
 
 SITE = f"lib/python{HERE.python}/site-packages"
@@ -34,13 +27,11 @@ MODULE = f"{SITE}/single/__init__.py"
 
 @pytest.fixture(scope="module")
 def published(single: Packed, tmp_path_factory: pytest.TempPathFactory) -> object:
-    """The tree of a sound environment."""
     return tree(Path(stage(single, tmp_path_factory.mktemp("published")).path))
 
 
 @pytest.fixture
 def env(single: Packed, base: Path) -> Path:
-    """One that may be damaged."""
     return Path(stage(single, base).path)
 
 
@@ -221,6 +212,3 @@ def test_a_node_says_which_layers_it_lacks(pair: Pair, program: Path, base: Path
     Path(made.path, ".stager", "manifest.json").write_text("")
     _, (answer,) = ask(program, "preflight", job, heads=heads, wheel=None)
     assert answer["lacks"] == [0, 1, 2]
-
-
-# --- every way to use it -------------------------------------------------------------------------

@@ -143,7 +143,6 @@ def test_garbage_among_environments_is_passed_over(pair: Pair, root: Path) -> No
 
 
 def listed(source: Path, head: str) -> None:
-    """Publish what lies in a directory as an environment of one layer."""
     (source / ".stager").mkdir(exist_ok=True)
     (source / ".stager" / "listing").unlink(missing_ok=True)
     started = min(path.lstat().st_mtime_ns for path in source.iterdir())

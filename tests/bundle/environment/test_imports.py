@@ -22,7 +22,6 @@ START = "import gc; gc.set_threshold(700, 10, 10)\n"
 
 
 def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run some code with the environment's interpreter, from a directory of a project."""
     project = env / "project"
     project.mkdir(exist_ok=True)
     (project / "mine.py").write_text(SHOWS + "import plain\n")
@@ -30,7 +29,6 @@ def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProces
 
 
 def lines(env: Path, code: str, **variables: str) -> list[str]:
-    """What such code prints; it must not fail."""
     done = python(env, code, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -55,7 +53,6 @@ MODULES = {
 
 @pytest.fixture(scope="module", params=[sys.executable, *OTHERS])
 def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment as unpacking leaves it."""
     root = tmp_path_factory.mktemp("plain") / "env"
     packages = make_environment(root, python=request.param)
     for name, text in MODULES.items():

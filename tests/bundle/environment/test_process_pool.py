@@ -39,7 +39,6 @@ def noted(path: Path) -> list[tuple[int, int]]:
 
 
 def children() -> set[str]:
-    """This process's children, zombies too."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 

@@ -61,7 +61,6 @@ def ask(env: Path, code: str, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain virtual environment into which pip has installed the same wheels."""
     folder = tmp_path_factory.mktemp("pip") / "venv"
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
     argv = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-q"]
@@ -409,7 +408,6 @@ def test_where_child_processes_cannot_be_waited_for(
 def large(
     store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
 ) -> Packed:
-    """A bundle with a file that lies in three frames."""
     folder = tmp_path_factory.mktemp("large")
     data = b"0123456789abcdef" * (40 << 16)
     wheel = make_wheel(folder, "large", files={"large/data.bin": data, "large/small.py": "A = 1\n"})

@@ -4,7 +4,7 @@ import pytest
 
 from bundle.launch import commands
 from bundle.launch.commands import choose_backend, choose_nproc, choose_threads
-from bundle.launch.program_variables import JobDirectories, make_task_variables
+from bundle.launch.program_variables import JobDirectories
 from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.messages import GroupSettings, LaunchRequest
 from tests.support.jobs import launch_request
@@ -18,7 +18,6 @@ PROGRAM = ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
 
 
 def command(request: LaunchRequest, *meeting: str, restarts: int = 0) -> None:
-    """Hold the whole argument list, of which the given part depends on the request."""
     assert commands.make_torchrun_argv(PLACE, request, "10.1.2.4", PROGRAM) == [
         "/n/stager-7/envs/abc/bin/python",
         "-m",
@@ -53,7 +52,6 @@ def meeting(host: int, endpoint: str = "10.1.2.3:61042") -> tuple[str, ...]:
 
 
 def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
-    """Those of a single node, too."""
     for node_rank, nodes, host in ((0, 1, 1), (1, 3, 0), (0, 3, 1)):
         again = launch_request(node_rank, nodes, max_restarts=2)
         command(again, f"--nnodes={nodes}", *meeting(host), restarts=2)
@@ -74,20 +72,6 @@ def test_which_ranks_a_local_rank_may_be() -> None:
 @pytest.mark.parametrize(("span", "said"), [((2, 3), "2:3"), ((3, 3), "3"), ((1, 8), "1:3")])
 def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
     command(launch_request(elastic=span), f"--nnodes={said}", *meeting(0))
-
-
-def test_a_rank_that_slurm_starts() -> None:
-    task = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
-    assert make_task_variables(task, "6", 2, "10.1.2.3", 61042) == {
-        "RANK": "5",
-        "WORLD_SIZE": "6",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "2",
-        "NODE_RANK": "2",
-        "MASTER_ADDR": "10.1.2.3",
-        "MASTER_PORT": "61042",
-    }
 
 
 def test_the_backend() -> None:

@@ -52,7 +52,6 @@ EMPTY = (
 def packed(
     store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
 ) -> Packed:
-    """A bundle whose torch has nothing but a launcher."""
     wheel = make_wheel(
         tmp_path_factory.mktemp("torch"),
         "torch",
@@ -63,7 +62,6 @@ def packed(
 
 @pytest.fixture
 def place(packed: Packed, base: Path) -> JobDirectories:
-    """Its environment, on a node."""
     environment = stage(packed, base).path
     root = str(base / OWN)
     return JobDirectories(root=root, environment=environment, job_dir=f"{root}/jobs/1")

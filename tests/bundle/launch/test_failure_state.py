@@ -58,7 +58,6 @@ def fail(value: object, **named: object) -> None:
 
 
 def keep(call: Callable[[], object]) -> FailureRecord:
-    """The record of what a call raises, as the agent passes it on."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - any
         call()
     known = {"node": "n1", "rank": 0, "exit_code": 1, "time": 1.0}

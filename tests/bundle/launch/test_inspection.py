@@ -89,7 +89,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def places(state: RankState, thread: int = 0) -> list[str]:
-    """The frames of a thread, with file names for paths."""
     return [frame.rpartition("/")[2] for frame in state.threads[thread].frames]
 
 
@@ -300,7 +299,6 @@ def test_a_directory_that_is_missing_fails_no_rank(node: Node) -> None:
 
 
 def entry(number: int, name: str = "nccl:all_reduce", **fields: object) -> dict[str, object]:
-    """A record as PyTorch 2.13 writes it."""
     return {
         "pg_id": 0,
         "process_group": ["0", "default_pg"],
@@ -320,7 +318,6 @@ def entry(number: int, name: str = "nccl:all_reduce", **fields: object) -> dict[
 
 @contextlib.contextmanager
 def answering(folder: Path, answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A rank's socket."""
     path = str(folder / "3.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

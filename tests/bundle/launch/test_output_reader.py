@@ -104,7 +104,6 @@ RANK = (
 
 
 def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
-    """Also where they write at the same time, in pieces of lines."""
     child = RANK + (
         "pipe = rank(int(sys.argv[2]), int(sys.argv[2]) + 4)\n"
         "for n in range(400):\n"
@@ -133,7 +132,6 @@ def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
 
 
 def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
-    """And what the first one wrote last had no end."""
     code = RANK + (
         "pipe = rank(0, 2)\nos.write(pipe, b'first\\nhalf a line')\nos.close(pipe)\n"
         "pipe = rank(0, 5)\nos.write(pipe, b'second\\n')\n"
@@ -174,16 +172,11 @@ def test_a_signal_between_reading_and_passing_on_loses_nothing(tmp_path: Path) -
     assert (done.stderr, done.stdout) == ("", "[(0, b'one\\n'), (1, b'two\\n')]\n")
 
 
-FORGED = [
-    b"\x1erank 1\n",
-    b"\x1erank " + b"9" * 5000 + b"\n",
-    b"\x1erank 1 \n\x1e\x1erank\n",
-]
+FORGED = [b"\x1erank 1\n", b"\x1erank " + b"9" * 5000 + b"\n", b"\x1erank 1 \n\x1e\x1erank\n"]
 
 
 @pytest.mark.parametrize("name", FORGED)
 def test_what_only_looks_like_a_name_is_output(tmp_path: Path, name: bytes) -> None:
-    """Byte by byte, and so is all that follows."""
     code = RANK + (
         f"pipe = rank(0, 0)\nos.write(pipe, b'before\\nand ' + {name!r} + b'behind\\n')\n"
         f"os.write(1, {name!r} + b'launcher\\n')\n"
@@ -244,7 +237,6 @@ print("status", code, *recent.tail)
 
 @pytest.mark.parametrize(("grace", "saved"), [(300, True), (0.2, False)])
 def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> None:
-    """One that has not ended by then is killed."""
     done = tmp_path / "saved"
     program = (
         "import pathlib, signal, time\n"

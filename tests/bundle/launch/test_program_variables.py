@@ -27,7 +27,6 @@ PLACE = JobDirectories(
 def variables(
     base: dict[str, str], settings: GroupSettings | None = None, **launch: Any
 ) -> dict[str, str]:
-    """The variables of the ranks of the second of three nodes."""
     request = launch_request(settings=settings, **launch)
     return make_rank_variables(PLACE, request, "ens1f1", 4, base)
 

@@ -136,7 +136,6 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
 def test_a_signal_of_the_user_reaches_each_rank(
     job_dir: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Not their launcher, which it would end."""
     for number in signals.USER_SIGNALS:
         request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
     signals.receive_user_signals()
@@ -181,7 +180,6 @@ def test_who_goes_on_for_too_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("word", "expected"), [("raise", 1), ("garbage", 0)])
 def test_nobody_waits_for_the_watch(job_dir: Path, word: str, expected: int) -> None:
-    """It would say something in an hour; and what a program writes there harms nobody."""
     begun = time.monotonic()
     status, monitor, _ = watched(job_dir, word)
     assert time.monotonic() - begun < 600
@@ -189,7 +187,6 @@ def test_nobody_waits_for_the_watch(job_dir: Path, word: str, expected: int) -> 
 
 
 def test_without_an_agent_the_rank_runs_as_ever(job_dir: Path) -> None:
-    """No pipe, or one that nobody reads."""
     (job_dir / "output").mkdir()
     os.mkfifo(job_dir / "output" / "ranks")
     argv = [sys.executable, "run_wrapper.py", "program.py", "nothing"]
@@ -281,7 +278,6 @@ Root Cause (first observed failure):
     ],
 )
 def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known: bool) -> None:
-    """Both ended by SIGTERM; only one of them because torchrun wanted it."""
     lines = report.splitlines()
     records = rank_results.find_failures(str(tmp_path), "n1", lines, 99.0)
     with pipes(tmp_path) as outputs:

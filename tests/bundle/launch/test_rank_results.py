@@ -26,7 +26,6 @@ CRASHED = (SAMPLES / "torchrun-2.13-sigsegv-and-exit.txt").read_text().splitline
 
 
 def record(job_dir: Path, rank: int, **changes: Any) -> FailureRecord:
-    """A record as the wrapper writes it."""
     (job_dir / "failures").mkdir(exist_ok=True)
     content = {"v": 1, "node": "node01", "rank": rank, "local_rank": rank, "pid": 4242}
     content |= {"exit_code": 1, "exception": "ValueError", "message": "no", "time": 10.0}
@@ -64,12 +63,10 @@ def test_a_report_is_read_also_where_its_beginning_is_lost() -> None:
 
 
 def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
-    """Not even where the program wrote nothing."""
     assert [one.lines for one in find_failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
 
 
 def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> None:
-    """It has said why; where in the program that was, tells less."""
     record(tmp_path, 0, exception="SystemExit", message="2", exit_code=2, lines=["a traceback"])
     record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
     own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
@@ -79,7 +76,6 @@ def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> Non
 
 
 def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
-    """Of the others torchrun's report tells; it ended ranks 0 and 2 of its own."""
     lost = "[/x.cc:81] Connection closed by peer [127.0.0.1]:1"
     record(tmp_path, 4, time=4.0, exception="RuntimeError", message=lost)
     record(tmp_path, 5, time=7.0)
@@ -90,21 +86,13 @@ def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     assert found[0] == own
 
 
-@pytest.mark.parametrize(
-    ("code", "exception", "message", "expected"),
-    [
-        (1, "ValueError", "no", CAUSE),
-        (-9, "", "", CAUSE),
-        (-15, "", "", ENDED),
-        (143, "SystemExit", "143", ENDED),
-        (1, "RuntimeError", "Connection reset by peer", LOST_PEER),
-        (1, "BrokenPipeError", "", LOST_PEER),
-        (1, "", "Connection reset by peer", CAUSE),  # nothing was raised
-        (-6, "", "", CAUSE),
-    ],
-)
-def test_weights(code: int, exception: str, message: str, expected: int) -> None:
-    assert weigh_exit(code, exception, message) == expected
+def test_weights() -> None:
+    lost = "Connection reset by peer"
+    for one in ((1, "ValueError", "no"), (-9, "", ""), (-6, "", ""), (1, "", lost)):
+        assert weigh_exit(*one) == CAUSE  # of the last one nothing was raised
+    assert [weigh_exit(-15, "", ""), weigh_exit(143, "SystemExit", "143")] == [ENDED] * 2
+    for exception, message in (("RuntimeError", lost), ("BrokenPipeError", "")):
+        assert weigh_exit(1, exception, message) == LOST_PEER
 
 
 @pytest.mark.parametrize(

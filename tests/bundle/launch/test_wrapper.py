@@ -34,7 +34,6 @@ class Node:
     cwd: Path
 
     def write(self, name: str, source: str) -> Path:
-        """Write a file of the staged project."""
         path = self.project / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source))
@@ -62,12 +61,10 @@ class Node:
         )
 
     def run_source(self, source: str, *args: str) -> subprocess.CompletedProcess[str]:
-        """Run a script of the staged project."""
         self.write("train.py", source)
         return self.run("train.py", *args)
 
     def record(self, rank: int = 3) -> dict:
-        """Read a rank's failure record."""
         return json.loads((self.job_dir / "failures" / f"{rank}.json").read_text())
 
 
@@ -326,7 +323,6 @@ def test_the_last_frame_of_own_code_is_kept_beside_a_librarys(node):
 
 
 def test_an_error_is_shown_as_the_program_would_show_it(node):
-    """With the program's own exception hook, if it has one."""
     script = node.write("train.py", "x = 1\ny = = 2\n")
     done = node.run("train.py")
     assert done.returncode == 1
@@ -383,10 +379,9 @@ SPAWNING = """
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_multiprocessing_with_what_the_script_defines(node, method):
+def test_multiprocessing_with_what_the_script_defines(node):
     node.write("helper.py", "def square(x): return x * x")
-    done = node.run_source(SPAWNING, method)
+    done = node.run_source(SPAWNING, "forkserver")  # spawned ones: test_every_python
     assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
 
 
@@ -488,7 +483,6 @@ def folder(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def ranked(script: str, tmp_path: Path, output: object) -> subprocess.CompletedProcess[str]:
-    """Run a script as global rank 5, local rank 1."""
     (tmp_path / "script.py").write_text(script)
     env = {"PATH": os.defpath, "RANK": "5", "LOCAL_RANK": "1", "STAGER_OUTPUT_NONCE": "abc"}
     env["STAGER_OUTPUT"] = str(output)
@@ -501,7 +495,6 @@ def ranked(script: str, tmp_path: Path, output: object) -> subprocess.CompletedP
 def test_all_that_a_rank_writes_goes_into_its_pipe(
     tmp_path: Path, folder: tuple[Path, int]
 ) -> None:
-    """With what its children write, and what Python says when it fails."""
     script = (
         "import os, subprocess, sys\n"
         "print('one')\nprint('two', file=sys.stderr)\n"

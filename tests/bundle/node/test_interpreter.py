@@ -19,7 +19,6 @@ OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def real_base() -> str:
-    """The installation's own program for the Python that runs the tests."""
     return os.path.realpath(Path(sys.base_prefix, "bin", f"python{OWN}"))
 
 

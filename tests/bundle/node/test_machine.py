@@ -201,7 +201,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(folder: Path, kernel: Path = Path("/nowhere"), **env: str) -> GpuFacts | None:
-    """The facts of a machine whose programs are in a folder."""
     path = f"{folder}{os.pathsep}{os.defpath}"
     return machine.Question({"PATH": path, **env}, kernel).answer()
 

@@ -21,7 +21,6 @@ from tests.support.needs import needs
 def packed(
     directory: Path, *outputs: str, stream: io.BytesIO | None = None
 ) -> tuple[dict, bytes, dict]:
-    """The first line, the tar and the last line of a stream."""
     stream = stream or io.BytesIO()
     send_outputs(str(directory), outputs, stream)
     first, _, rest = stream.getvalue().partition(b"\n")

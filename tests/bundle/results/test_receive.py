@@ -85,7 +85,6 @@ def take(data: bytes, home: Path, *outputs: str) -> Received:
 
 
 def tree(folder: Path) -> dict[str, tuple]:
-    """All that is below a folder: kind, mode, time and content."""
     found = {}
     for path in sorted(folder.rglob("*")):
         state = path.lstat()

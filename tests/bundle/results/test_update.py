@@ -50,7 +50,6 @@ def bring(
     deleted: Sequence[str] = ("out/checkpoint-1",),
     first: Received | None = None,
 ) -> Received:
-    """Bring results home, those besides what a first node has sent."""
     stream = io.BytesIO()
     send_outputs(str(work), ["out"], stream, deleted, brought=first and tuple(first.names))
     stream.seek(0)
@@ -59,7 +58,6 @@ def bring(
 
 
 def content(folder: Path) -> dict[str, str]:
-    """The text of each file, and the target of each link."""
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_text()
         for path in folder.rglob("*")
