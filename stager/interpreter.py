@@ -17,6 +17,7 @@ from bundle.node import interpreter
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
+from bundle.regex import compile_lazily
 from bundle.system.processes import ProcessError
 
 from .config.sections import BUNDLED, HEADERS
@@ -227,10 +228,10 @@ def find_compiler(
 
 # --- The shared libraries that a Python needs: those that go with it, those left to the nodes ----
 
-_OF_GLIBC = re.compile(
+_OF_GLIBC = compile_lazily(
     r"(ld-linux.*|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl)\.so\.\d+"
 )
-_ORIGIN = re.compile(r"\$ORIGIN\b|\$\{ORIGIN\}")
+_ORIGIN = compile_lazily(r"\$ORIGIN\b|\$\{ORIGIN\}")
 
 
 class Libraries:
@@ -324,7 +325,7 @@ def follow_libraries(prefix: Path, program: str, modules: Sequence[str]) -> Libr
 # --- The files of a Python that go into a bundle, as the source of a layer -----------------------
 
 _LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
-_TEST_MODULE = re.compile(r"_?(test|xx).*\.so|_ctypes_test\..*")  # of Python's own tests
+_TEST_MODULE = compile_lazily(r"_?(test|xx).*\.so|_ctypes_test\..*")  # of Python's own tests
 _HINT = "make these files readable, or name another Python with environment.interpreter"
 
 

@@ -19,6 +19,7 @@ from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, Trans
 from bundle.protocol.events import Record
 from bundle.protocol.messages import PreflightAnswer
 from bundle.redaction.secrets import mask_arguments
+from bundle.regex import compile_lazily
 
 from .building.build import BuildResult
 from .building.current_bundle import offline_root
@@ -170,11 +171,11 @@ def is_read(path: str) -> bool:
 
 REASON = "for a GPU, and the test ran without one"
 
-_PACKAGE = re.compile(
+_PACKAGE = compile_lazily(
     r"(nvidia|cuda|pytorch-triton|triton|cupy|rocm|nvshmem)(-.*)?|.*-cu\d{2,3}|jax-cuda.*"
 )
-_FOLDER = re.compile(r"(nvidia|triton)/.*")
-_LIBRARY = re.compile(
+_FOLDER = compile_lazily(r"(nvidia|triton)/.*")
+_LIBRARY = compile_lazily(
     r".*(cuda|cudnn|cublas|cufft|curand|cusolver|cusparse|nccl|nvrtc|nvtx|nvjit|cupti|gpu"
     r"|hip|rocm|rccl|miopen).*",
     re.IGNORECASE,
@@ -182,7 +183,7 @@ _LIBRARY = re.compile(
 _FOR_LINKERS = "_static.a"
 """NVIDIA's name for what is a shared library as well: no program loads it. Other archives hold code
 for a GPU, which is linked when a program runs (libnvshmem_device.a)."""
-_SHARED = re.compile(r"\.(so|bc|cubin|fatbin|ptx|hsaco)(\.\d+)*$")
+_SHARED = compile_lazily(r"\.(so|bc|cubin|fatbin|ptx|hsaco)(\.\d+)*$")
 
 
 def needs_gpu(package: str, path: str) -> bool:
@@ -201,8 +202,8 @@ LEAST = 500_000  # bytes below which no pattern is proposed: a list that nobody 
 SMALL = "each is small"  # why no pattern is proposed for what is below that
 PROGRAMS = "programs, which may only be looked for"
 """Why none is proposed for a package's programs: torch does not import without one it may run."""
-_PROGRAM = re.compile(r".+/bin/(?!test_)[^/]+")
-_BYTECODE = re.compile(r"^((?:.*/)?)__pycache__/([^/.]*)(?:\.[^/]*)?\.pyc$")
+_PROGRAM = compile_lazily(r".+/bin/(?!test_)[^/]+")
+_BYTECODE = compile_lazily(r"^((?:.*/)?)__pycache__/([^/.]*)(?:\.[^/]*)?\.pyc$")
 
 
 @dataclass

@@ -25,6 +25,7 @@ from bundle.checks.signature import (
 )
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.job import Trust
+from bundle.regex import compile_lazily
 from bundle.system.processes import CompletedCommand
 
 from .config.load import Config
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .pack.members import InspectedSignature
 
 
-_TOUCH = re.compile(r"user presence", re.IGNORECASE)  # of a hardware key that is to be touched
+_TOUCH = compile_lazily(r"user presence", re.IGNORECASE)  # of a hardware key that is to be touched
 
 
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
@@ -142,9 +143,9 @@ MOST_SIGNATURE_BYTES = 1 << 16
 _LINES = 4
 # What ``ssh-keygen`` says of a good signature's key, of a certificate by a line's key that does
 # not hold, and of a line with the key whose conditions do not hold.
-_KEY = re.compile(r"with (.+ key SHA256:\S+)")
-_CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
-_OF_LINE = re.compile(r"expired|not yet valid|not permitted")
+_KEY = compile_lazily(r"with (.+ key SHA256:\S+)")
+_CERTIFICATE = compile_lazily(r"line (\d+): no valid principals found")
+_OF_LINE = compile_lazily(r"expired|not yet valid|not permitted")
 _SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
 _ADD_LINE = (
     "get it signed with one of the keys in {signers}; only if you know whose key this is, and "

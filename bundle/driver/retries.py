@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from ..protocol.enumerations import FailureClass, Retry
 from ..protocol.events import FailedAttempt, Hang, RankOutput
 from ..protocol.messages import FailureRecord, LaunchAnswer, Started
 from ..protocol.problem import Problem
+from ..regex import compile_lazily
 from .findings import shorten_names
 
 Answers = Mapping[str, LaunchAnswer]  # by node
@@ -62,9 +62,9 @@ _CLASSES = {
     "gaierror": FailureClass.NAME_RESOLUTION,
 }
 _OF_GPU = RetryVerdict(Retry.NO, "the same program needs the same memory of the GPU again")
-_GPU_MEMORY = re.compile(r"CUDA out of memory|HIP out of memory")
-_IN_USE = re.compile(r"[Aa]ddress already in use|EADDRINUSE")
-_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_GPU_MEMORY = compile_lazily(r"CUDA out of memory|HIP out of memory")
+_IN_USE = compile_lazily(r"[Aa]ddress already in use|EADDRINUSE")
+_DISK_FULL = compile_lazily(r"No space left on device|Disk quota exceeded")
 _USAGE = "2"  # the status with which argparse and shells refuse arguments
 
 
@@ -102,10 +102,12 @@ _COUNTERS = (
     # "iteration       12/     300"; not "12 steps a second".
     (
         "step",
-        re.compile(rb"\b(?:global[ _])?(?:step|iteration|iter)\b['\"]?[ :=#]{1,12}(\d{1,12})\b"),
+        compile_lazily(
+            rb"\b(?:global[ _])?(?:step|iteration|iter)\b['\"]?[ :=#]{1,12}(\d{1,12})\b"
+        ),
     ),
-    ("epoch", re.compile(rb"\bepoch\b['\"]?[ :=#'\"]{1,6}(\d{1,9}(?:\.\d{1,17})?)\b")),
-    ("checkpoint", re.compile(rb"\bcheckpoint-(\d{1,12})\b")),
+    ("epoch", compile_lazily(rb"\bepoch\b['\"]?[ :=#'\"]{1,6}(\d{1,9}(?:\.\d{1,17})?)\b")),
+    ("checkpoint", compile_lazily(rb"\bcheckpoint-(\d{1,12})\b")),
 )
 _READ_BYTES = 2048  # from the end of each piece of output: the last line counts
 
@@ -153,7 +155,7 @@ _NODE_SIGNALS = (-signal.SIGKILL, -signal.SIGBUS, -signal.SIGILL)
 """Signals that a node rather than a program sends: of memory, of /dev/shm, of the processor."""
 _OOM_LINE = "killed for want of memory"  # explain_oom_kills of rank_results
 _LONGEST = 200  # characters of an exception's message
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+_FRAME = compile_lazily(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ..node.node_root import close_after
 from ..protocol.codec import AnyText, decode
 from ..protocol.dataclass import dataclass
 from ..protocol.messages import CollectiveState, ProcessState, RankState, RankStates, ThreadStack
+from ..regex import compile_lazily
 from ..system import files
 from ..system.processes import read_task_state
 from .wrapper import STACKS
@@ -146,10 +147,10 @@ def _read_text(path: str) -> str:
 
 # --- The stack of a process's main thread, which faulthandler writes at a signal -----------------
 
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)', re.MULTILINE)
-_OUTERMOST = re.compile(r'/run_wrapper\.py", line \d+ in <module>\n\Z|\n  \.\.\.\n\Z')
-_FORKED = re.compile(r".*/multiprocessing/popen_fork\.py:\d+ _launch$")
-_BELOW_PROGRAM = re.compile(r"<frozen runpy>:|.*/runpy\.py:|.*/run_wrapper\.py:")
+_FRAME = compile_lazily(r'^  File "(.*)", line (\d+) in (.*)', re.MULTILINE)
+_OUTERMOST = compile_lazily(r'/run_wrapper\.py", line \d+ in <module>\n\Z|\n  \.\.\.\n\Z')
+_FORKED = compile_lazily(r".*/multiprocessing/popen_fork\.py:\d+ _launch$")
+_BELOW_PROGRAM = compile_lazily(r"<frozen runpy>:|.*/runpy\.py:|.*/run_wrapper\.py:")
 
 
 def read_stack(path: str, pid: int, seconds: float) -> tuple[tuple[str, ...], str]:

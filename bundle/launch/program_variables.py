@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from ..protocol.enumerations import Launcher
 from ..protocol.job import Job, Launch
 from ..protocol.messages import LaunchRequest, PlacedRequest
 from ..redaction.secret_names import remove_secret_variables
+from ..regex import compile_lazily
 
 # --- The directories of a job under a node root --------------------------------------------------
 
@@ -113,19 +113,19 @@ def _locate_usual_cache(base: Mapping[str, str]) -> str:
 
 # --- The variables of a rank, and of any program in an environment -------------------------------
 
-DROPPED = re.compile(
+DROPPED = compile_lazily(
     r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
     r"|__PYVENV_LAUNCHER__$|STAGER_(ENV|PROJECT|JOB|WATCH)|STAGER_OUTPUT(_NONCE)?$"
 )
 """Variables of the caller that would lead a rank out of its environment, or (``PYTHONINSPECT``)
 turn its exit status into 0."""
-RANK = re.compile(
+RANK = compile_lazily(
     r"(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_"
 )
 """Variables that say which rank a process is: of the caller, which is none, or another one."""
-SCHEDULER = re.compile(
+SCHEDULER = compile_lazily(
     r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|PBS|LSB|LSF|OAR|OAR2|SGE|PALS|PMI|HYDRA|JSM)_"
     r"|(OMPI|PMIX)_(?!MCA_)|FLUX_(JOB|TASK|URI)"
 )

@@ -14,17 +14,20 @@ from ..protocol.codec import decode
 from ..protocol.counts import format_count
 from ..protocol.messages import FailureRecord
 from ..redaction.secrets import mask_value
+from ..regex import compile_lazily
 from .rank_monitor import RankMonitor
 from .wrapper import keep_own_frame
 
-_RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
-_EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
+_RANK = compile_lazily(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
+_EXIT = compile_lazily(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
 _CLOSING_SIGNAL = r"W\d{4} .*Sending process \d+ closing signal"
-_SIGNALLED = re.compile(r"\bSending process (\d+) closing signal")
-_REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
+_SIGNALLED = compile_lazily(r"\bSending process (\d+) closing signal")
+_REPORT_START = compile_lazily(
+    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: "
+)
 """The first line of torchrun's own report: its traceback and its table follow."""
 _SIGTERM, _SIGKILL = (-15, 143), -9
-_PRINTED = re.compile(
+_PRINTED = compile_lazily(
     r"Traceback \(most recent.*(?:\n.*)*?\n .*\n(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$",
     re.MULTILINE,
 )
@@ -34,7 +37,7 @@ _SHOWN = 20
 
 CAUSE, LOST_PEER, ENDED = range(3)  # the weight of a failure, see :func:`weigh_exit`
 
-_LOST_PEER = re.compile(
+_LOST_PEER = compile_lazily(
     r"Connection (closed|reset|refused)|Broken pipe|BrokenPipeError|EOFError"
     r"|[Rr]emote process exited|DistNetworkError"
 )

@@ -24,6 +24,7 @@ from ..protocol.messages import (
     NodeRootProblem,
 )
 from ..protocol.problem import NodeError
+from ..regex import compile_lazily
 from ..system import files, processes
 from .node_root import code_path
 
@@ -35,13 +36,13 @@ from .node_root import code_path
 _COLUMNS = "name,memory.total,driver_version,mig.mode.current"
 _SECONDS = 20.0  # for all questions; without ``nvidia-persistenced`` the first takes seconds
 _MIB = _LIMIT = 1 << 20  # bytes that are read of an answer; many GPUs give some thousands
-_ROW = re.compile(", ".join(["([^,]*)"] * 4))
-_DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_ROW = compile_lazily(", ".join(["([^,]*)"] * 4))
+_DRIVER = compile_lazily(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _SHOWN = 200  # characters of a line that are shown
-_VERSION = re.compile(r"\bKernel Module\b.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)")
+_VERSION = compile_lazily(r"\bKernel Module\b.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)")
 """In ``/proc/driver/nvidia/version``, for either kind of kernel module."""
-_PART = re.compile(r"^\s+MIG (\S+)", re.MULTILINE)  # an instance of a GPU in ``nvidia-smi -L``
-_LIBRARY = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
+_PART = compile_lazily(r"^\s+MIG (\S+)", re.MULTILINE)  # an instance of a GPU in ``nvidia-smi -L``
+_LIBRARY = compile_lazily(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
 class Question:
@@ -131,7 +132,7 @@ def _library(env: Mapping[str, str]) -> str:
 
 # --- Facts about this machine, and the share of it that the job may use --------------------------
 
-_GPU = re.compile(r"nvidia\d+")
+_GPU = compile_lazily(r"nvidia\d+")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
 
 
@@ -292,8 +293,8 @@ def _read_memory_limit(level: Path) -> list[tuple[int, int]]:
 # 2.13): a processor without one of the features would end a rank with SIGILL.
 
 _COMPILERS = ("g++", "clang++", "c++")
-_FEATURES = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
-_MODEL = re.compile(r"^model name\s*:(.*)$", re.MULTILINE)
+_FEATURES = compile_lazily(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
+_MODEL = compile_lazily(r"^model name\s*:(.*)$", re.MULTILINE)
 _FIRST_PROCESSOR = 1 << 16  # bytes of /proc/cpuinfo
 
 

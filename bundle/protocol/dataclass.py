@@ -27,11 +27,7 @@ else:
             return functools.partial(dataclass, frozen=frozen, **options)
         own = dict(vars(cls))
         cls.__doc__ = cls.__doc__ or cls.__name__
-        shared = {"__init__": _make_first_init(cls)} if options.get("init", True) else {}
-        if options.get("repr", True):
-            shared["__repr__"] = _format
-        if options.get("eq", True):
-            shared |= {"__eq__": _is_equal, "__hash__": _compute_hash if frozen else None}
+        shared = _choose_methods(cls, frozen, options)
         for name, method in shared.items():
             if name not in own:
                 setattr(cls, name, method)
@@ -42,6 +38,17 @@ else:
                     setattr(cls, name, value.default)
         cls.__dataclass_fields__ = _UnusedFields(cls, own, options)
         return cls
+
+
+def _choose_methods(kind: type, frozen: bool, options: dict[str, bool]) -> dict[str, object]:
+    shared: dict[str, object] = {}
+    if options.get("init", True):
+        shared["__init__"] = _make_first_init(kind)
+    if options.get("repr", True):
+        shared["__repr__"] = _format
+    if options.get("eq", True):
+        shared.update(__eq__=_is_equal, __hash__=_compute_hash if frozen else None)
+    return shared
 
 
 class _UnusedFields:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..regex import compile_lazily
 from .secret_names import is_secret
 from .secrets import Span, change_bytes, find_all, find_match_end, hide_spans, looks_random
 
@@ -23,7 +23,7 @@ _STRUCTURE = (
     *("backend", "interface"),
 )
 """Keys of events whose values are read by programs; none is a text that a rank wrote."""
-_PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
+_PATH = compile_lazily(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 
 
 def can_be_found(value: bytes) -> bool:
@@ -47,8 +47,8 @@ def secrets_of_environment(env: Mapping[str, str], passed: Collection[str]) -> I
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _SIGNS = bytes(set(range(256)) - set(_LETTERS))
-_IS_LETTER = re.compile(rb"[A-Za-z0-9]")
-_ENCODED = re.compile(rb"[A-Za-z0-9+/_-]*=*")
+_IS_LETTER = compile_lazily(rb"[A-Za-z0-9]")
+_ENCODED = compile_lazily(rb"[A-Za-z0-9+/_-]*=*")
 _ENCODED_BYTES = 4096  # bytes around a find that may belong to the same base64 text
 _GRAM = 8
 """Letters that are looked for; any part of a value of twice as many, less one, has such ones."""

@@ -7,15 +7,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ..regex import compile_lazily
+
 # Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``missing_keys``.
 # So a name is split into words, and the words decide.
 
-HINT = re.compile(
+HINT = compile_lazily(
     "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
     re.I,
 )
 """A name without any of these means no secret; most variables have none."""
-_WORD = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_WORD = compile_lazily(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def _word_set(words: str) -> frozenset[str]:
@@ -112,14 +114,16 @@ _IN_QUERY = {
 }
 """Names that mean a secret in the query of a URL, and nothing elsewhere."""
 _BARE_NAMES = _word_set("key pass session")  # a secret as a variable or an option only
-_INFIXES = re.compile("password|passwd|passphrase|apikey|credential")
+_INFIXES = compile_lazily("password|passwd|passphrase|apikey|credential")
 """Parts that mean a secret anywhere in the name of a variable or an option."""
 _HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))  # of every shell and session
 _KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
 """Kinds of which a word at any place of a name is enough."""
 _PAIRED_KINDS = {
-    **{"apikey": "api-key", "privatekey": "private-key"},
-    **{"sessionkey": "session-key", "sessionid": "session-key"},
+    "apikey": "api-key",
+    "privatekey": "private-key",
+    "sessionkey": "session-key",
+    "sessionid": "session-key",
 }
 """Kinds by the last two words; any other is that of the last one."""
 

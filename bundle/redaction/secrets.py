@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..regex import compile_lazily
 from .secret_names import HINT, SPLIT, Meaning, is_secret, judge_secret_name
 
 HIDDEN = "***"  # the replacement of a secret in arguments, events and messages
@@ -68,8 +69,8 @@ _NEEDLES = (
 )  # fmt: skip
 """Every name that means a secret has one of these in it, in small letters."""
 _REACH = 64  # bytes of a name on either side of a needle; anything longer is no name
-_PART = re.compile(rb"[A-Za-z0-9_.-]*")
-_WORD_BEFORE = re.compile(rb"\b([A-Za-z0-9]{2,16}) \Z")
+_PART = compile_lazily(rb"[A-Za-z0-9_.-]*")
+_WORD_BEFORE = compile_lazily(rb"\b([A-Za-z0-9]{2,16}) \Z")
 _BEFORE_OPTION = b"- \t\n\r\"'`\0=,[("  # the bytes that may stand before the last dash of an option
 
 
@@ -137,33 +138,35 @@ def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
 # line of any length takes time in proportion to it.
 
 _QUOTES = rb"(?:\"\"\"|'''|\\{0,127}[\"'`])"  # with what escapes them: JSON within JSON in a shell
-_OPEN = re.compile(rb"(?:(?:[bBrRuUfF]{1,2}|\$)(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
+_OPEN = compile_lazily(rb"(?:(?:[bBrRuUfF]{1,2}|\$)(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
 """What opens a quoted text, also in Python (``b"``) and in bash, which prints ``$'`` itself."""
-_QUOTE_BEFORE = re.compile(rb"\\{0,63}[\"']\Z")
-_CLOSING = {mark: re.compile(rb"(?<!\\)\\*" + mark.encode()) for mark in ('"', "'", "`")}
-_LINE = re.compile(rb"[^\n]*")
+_QUOTE_BEFORE = compile_lazily(rb"\\{0,63}[\"']\Z")
+_CLOSING = {mark: compile_lazily(rb"(?<!\\)\\*" + mark.encode()) for mark in ('"', "'", "`")}
+_LINE = compile_lazily(rb"[^\n]*")
 _ASSIGNMENT = rb"[\w.%\[\]-]{1,40}[=:]"
-_WORD = re.compile(
+_WORD = compile_lazily(
     rb"[^\s\"'<>,;&\\`\0]*(?:(?:\\(?![\"'nrt\n])|[,;&](?!\s|\Z|" + _ASSIGNMENT + rb"))"
     rb"[^\s\"'<>,;&\\`\0]*)*"
 )
-_ARGUMENT = re.compile(rb"(?:[,;&](?![A-Za-z_][\w.-]*=)|[^,;&])*")
+_ARGUMENT = compile_lazily(rb"(?:[,;&](?![A-Za-z_][\w.-]*=)|[^,;&])*")
 """The rest of an argument, up to the next assignment in it."""
-_NUMBER_OR_WORD = re.compile(rb"[^\s,\]}\"'\\]+")
-_IN_QUERY = re.compile(rb"[^\s\"'<>&#\\]+")
-_TO_END = re.compile(
+_NUMBER_OR_WORD = compile_lazily(rb"[^\s,\]}\"'\\]+")
+_IN_QUERY = compile_lazily(rb"[^\s\"'<>&#\\]+")
+_TO_END = compile_lazily(
     rb"[^\r\n\"'\\]*(?:(?:[\"'](?!\s{0,80}(?:[,\]})]|\Z|[\r\n]))|\\(?![\"'nr]))[^\r\n\"'\\]*)*"
 )
-_GLUED = re.compile(rb"(?P<quote>[\"'])(?=[\w'\"])|(?=\w)")
+_GLUED = compile_lazily(rb"(?P<quote>[\"'])(?=[\w'\"])|(?=\w)")
 """What a shell adds to a quoted text: ``"abc"'def'``; a quote itself is ``'"'"'``."""
-_CALL = re.compile(rb"(?:[A-Za-z_][\w.]{0,60}(?=\())?[\[{(]")
-_TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")  # tags of YAML before a value
-_BRACKET = re.compile(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
+_CALL = compile_lazily(rb"(?:[A-Za-z_][\w.]{0,60}(?=\())?[\[{(]")
+_TAG = compile_lazily(
+    rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}"
+)  # tags of YAML before a value
+_BRACKET = compile_lazily(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
 """A bracket of a list or a table, or a quoted text, whose brackets do not count."""
 _LIST_BYTES = 4096  # bytes of a list that are looked through for its end
 _QUOTED_BYTES = 1 << 16  # bytes of a quoted text in which escapes are understood
 _FURTHER_LINES = {
-    quote: re.compile(rb"(?:\n[^\n%s]{0,400}){1,16}(?=%s[ \t]*(?:[\r\n]|\Z))" % (quote, quote))
+    quote: compile_lazily(rb"(?:\n[^\n%s]{0,400}){1,16}(?=%s[ \t]*(?:[\r\n]|\Z))" % (quote, quote))
     for quote in (b'"', b"'")
 }
 """The rest of a value that a shell prints on several lines, as ``export -p`` does."""
@@ -171,7 +174,7 @@ _MAX_GLUED = 16
 _MAX_NESTED = 4
 _OPENING = {b")": b"(", b"]": b"[", b"}": b"{"}
 
-_SHELL_LINE = re.compile(
+_SHELL_LINE = compile_lazily(
     rb"(?:\A|[\r\n])(?:\[\w{1,20}\]: ?)?[ \t>+$#]*(?:(?:export|set|declare -\w+|typeset -\w+) )?\Z"
 )
 _BEFORE = 120
@@ -179,7 +182,7 @@ _SEVERAL_WORDS = ("authorization", "cookie")  # their value: a scheme and a toke
 _PASSPHRASES = ("password", "secret", "credential")  # their value may fill the line
 
 LONG = 256  # a value of more bytes is no placeholder and no number, and is not compared with any
-_PLACEHOLDER = re.compile(
+_PLACEHOLDER = compile_lazily(
     rb"none|null|nil|true|false|yes|no|on|off|undefined|unset|missing|empty|default|required"
     rb"|\*+|\.{2,}|x{3,}|<[a-z _.-]*>|\[redacted[^\]]*\]?[\"']?|\$\{?[A-Z_][A-Z0-9_]*\}?|%\w+%"
     rb"|\{\{?[\w. ]*\}?\}|%\(?\w*\)?s|str|int|bytes|os\.(?:environ|getenv)\b.*|self\.[\w.]+"
@@ -187,13 +190,13 @@ _PLACEHOLDER = re.compile(
     rb"|oauth2?|basic|bearer|digest|munge|auth/\w+|kerberos|function|object|class|optional\[.*",
     re.I,
 )
-_NUMBER = re.compile(rb"[+-]?[0-9][0-9_,.]*(?:e[+-]?[0-9]+)?[ %a-z/]{0,12}", re.I)
-_PIECE_OF_TEXT = re.compile(rb"\[[A-Z_]+\]|<[^<>]{0,20}>|[^\w]{1,4}|.{0,2}|[/~.].*", re.S)
+_NUMBER = compile_lazily(rb"[+-]?[0-9][0-9_,.]*(?:e[+-]?[0-9]+)?[ %a-z/]{0,12}", re.I)
+_PIECE_OF_TEXT = compile_lazily(rb"\[[A-Z_]+\]|<[^<>]{0,20}>|[^\w]{1,4}|.{0,2}|[/~.].*", re.S)
 """A token that is a piece of a text, or a path."""
-_TURNS = re.compile(rb"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])|[a-z](?=[A-Z])")
-_HEX = re.compile(rb"[0-9a-f]{32,}|[0-9A-F]{32,}")
-_DIGIT = re.compile(rb"[0-9]")
-_LETTER = re.compile(rb"[A-Za-z]")
+_TURNS = compile_lazily(rb"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])|[a-z](?=[A-Z])")
+_HEX = compile_lazily(rb"[0-9a-f]{32,}|[0-9A-F]{32,}")
+_DIGIT = compile_lazily(rb"[0-9]")
+_LETTER = compile_lazily(rb"[A-Za-z]")
 
 
 def _read_value(
@@ -368,59 +371,65 @@ def _is_of_text(text: bytes, name: _Name, start: int, raw: bytes) -> bool:
 # --- The value of a name: in shell, JSON, TOML, Python, headers, URLs, tables, commands ----------
 
 _TYPES = rb"(?:str|bytes|Any|Secret\w*|(?:Optional|Union)\[[\w, |]{1,40}\]|str \| None)"
-_SIGN = re.compile(
+_SIGN = compile_lazily(
     rb"(?P<close>" + _QUOTES + rb")?[\])]{0,2}[ \t]{0,40}(?::[ \t]?" + _TYPES + rb"[ \t]?(?==))?"
     rb"(?P<sign>=>|->|[:+?]?=(?!=)|:(?!//)|\xef\xbc\x9a|\xe2\x94\x82|\xe2\x94\x83|\||\t)[ \t]{0,80}"
 )
 _BREAK = rb"(?:[ \t\0]|\\?\r?\n)"
-_GAP = re.compile(
+_GAP = compile_lazily(
     rb"(?P<close>" + _QUOTES + rb")?(?:(?P<comma>[ \t]{0,8},)" + _BREAK + rb"{0,120}"
     rb"|" + _BREAK + rb"{1,120})"
 )
 """Between an option and its value, in a command or in a list of arguments."""
-_ONE_A_LINE = re.compile(rb"[^,\\]*\n[^,\\]*")
-_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])")  # between both, in a tuple or a list
+_ONE_A_LINE = compile_lazily(rb"[^,\\]*\n[^,\\]*")
+_PAIR = compile_lazily(
+    rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])"
+)  # between both, in a tuple or a list
 _OTHER = rb"\s{0,80},\s{0,80}\"(?!value)\w{1,30}\"[ ]?:[ ]?\"[^\"\n]{0,80}\""
-_BESIDE = re.compile(
+_BESIDE = compile_lazily(
     rb"(?:" + _OTHER + rb"){0,2}\s{0,80},?\s{0,80}(?:" + _QUOTES + rb")?(?:value|val|content)"
     rb"(?:" + _QUOTES + rb")?[ \t]{0,8}[:=][ \t]{0,8}",
     re.I,
 )
 """``"name": "HF_TOKEN", "value": ...``, as in descriptions of containers."""
-_AHEAD = re.compile(
+_AHEAD = compile_lazily(
     rb"[\"']value[\"'] ?: ?(?P<quote>[\"'])(?P<value>[^\"'\n]{1,4096})[\"']\s{0,80},\s{0,80}"
     rb"[\"'](?:name|key)[\"'] ?: ?[\"']\Z"
 )
 """The same the other way round."""
-_NAME_KEY = re.compile(rb"[\"'](?:name|key)[\"'] ?: ?[\"']\Z")
-_ELEMENT = re.compile(rb"[^<>\n]{0,200}>\s{0,80}(?P<data><!\[CDATA\[)?")
+_NAME_KEY = compile_lazily(rb"[\"'](?:name|key)[\"'] ?: ?[\"']\Z")
+_ELEMENT = compile_lazily(rb"[^<>\n]{0,200}>\s{0,80}(?P<data><!\[CDATA\[)?")
 _ELEMENT_BYTES = 4096
-_SMALL_WORDS = re.compile(
+_SMALL_WORDS = compile_lazily(
     rb"(?:[ \t\"'`(\[,:=>]|(?:is|was|are|of|value|set|to|as|with|using|used|for|named)\b){1,24}"
 )
 """Between a name and a value in a sentence."""
-_OTHER_WORDS = re.compile(rb"(?: [\w.@'-]{1,20}){1,3} ?[:=]{1,2} ?[\"'`]?")
+_OTHER_WORDS = compile_lazily(rb"(?: [\w.@'-]{1,20}){1,3} ?[:=]{1,2} ?[\"'`]?")
 """The same with words that say more: ``API key provided: ...``."""
-_STRESS = re.compile(rb"\b(?:is|was)\b|[\"'`\t:=]|  ")  # a word after it is a value
-_RANDOM = re.compile(rb"[^\s\"'`,;()<>\[\]{}]{6,}")
+_STRESS = compile_lazily(rb"\b(?:is|was)\b|[\"'`\t:=]|  ")  # a word after it is a value
+_RANDOM = compile_lazily(rb"[^\s\"'`,;()<>\[\]{}]{6,}")
 _BAR = rb"(?:(?:\xe2\x94[\x82\x83]|\|)[ \t]{0,200})?"
-_NEXT = re.compile(
+_NEXT = compile_lazily(
     rb"[ \t]{0,80}(?:[|>][+-]?)?[ \t]{0,200}" + _BAR + rb"\r?\n"
     rb"(?:\[\w{1,20}\]: ?)?[ \t]{0,200}" + _BAR + rb"(?P<item>- )?"
     rb"|(?P<listed>[\"']),\s{0,80}[\"'][ \t]{0,200}"
 )
 """From a name at the end of a line to its value on the next one, also in a list of lines."""
-_ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")  # of a list, one on each line
-_NEXT_WORD = re.compile(rb"(?![\"']?-[-a-zA-Z])")
-_NEXT_ITEM = re.compile(_NEXT_WORD.pattern + _OPEN.pattern)
-_METAVAR = re.compile(rb"[A-Z]+(?:_[A-Z]+)*")
-_SETTER = re.compile(rb"(?:\b(?:setenv|set -g?x|set -Ux|ENV|ARG)|\blogin\s{1,9}\S{1,80})\s{1,9}\Z")
-_BLANK = re.compile(rb"\s{1,9}")
+_ITEMS = compile_lazily(
+    rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}"
+)  # of a list, one on each line
+_NEXT_WORD = compile_lazily(rb"(?![\"']?-[-a-zA-Z])")
+_NEXT_ITEM = compile_lazily(_NEXT_WORD.pattern + _OPEN.pattern)
+_METAVAR = compile_lazily(rb"[A-Z]+(?:_[A-Z]+)*")
+_SETTER = compile_lazily(
+    rb"(?:\b(?:setenv|set -g?x|set -Ux|ENV|ARG)|\blogin\s{1,9}\S{1,80})\s{1,9}\Z"
+)
+_BLANK = compile_lazily(rb"\s{1,9}")
 _PROSE = frozenset(
     b"to or and for with is in if option flag argument when instead of was not can may the".split()
 )
 """Words after an option in a sentence about it."""
-_PLAIN_NAME = re.compile(rb"[A-Z][A-Z0-9_]*|-.*|[a-z_]{1,24}")
+_PLAIN_NAME = compile_lazily(rb"[A-Z][A-Z0-9_]*|-.*|[a-z_]{1,24}")
 _LINE_ENDS = (b"", b"\r", b"\n", b"\0", b"'", b'"')
 _LINE_OR_ITEM_ENDS = (b"", b"\n", b",", b"]", b"\xe2", b"|")
 
@@ -604,17 +613,17 @@ _COMMANDS = {
 }
 """Commands that take a password without a name: what stands between."""
 _BEFORE_PASSWORD = {
-    program: re.compile(re.escape(program) + before + rb"(?!\[redacted|\*\*\*)(?=[^\s\"']{2})")
+    program: compile_lazily(re.escape(program) + before + rb"(?!\[redacted|\*\*\*)(?=[^\s\"']{2})")
     for program, before in _COMMANDS.items()
 }
-_BARE = re.compile(rb"[^\s\"'|]+")
+_BARE = compile_lazily(rb"[^\s\"'|]+")
 _STEP = 64  # bytes after a command in which no other one of its kind is looked for
-_URL = re.compile(rb"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
-_AUTHORITY = re.compile(rb"[^\s/?#\"'<>\\]*")
-_URL_REST = re.compile(rb"[^\s\"'<>]*")
+_URL = compile_lazily(rb"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
+_AUTHORITY = compile_lazily(rb"[^\s/?#\"'<>\\]*")
+_URL_REST = compile_lazily(rb"[^\s\"'<>]*")
 _URL_BYTES = 2048
-_HOST = re.compile(rb"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
-_LOGIN_AT_HOST = re.compile(
+_HOST = compile_lazily(rb"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
+_LOGIN_AT_HOST = compile_lazily(
     rb"(?<![\w./:@+-])([\w.+-]{1,64}:(?![0-9]{1,5}@sha)[^\s:@/\"'<>]{3,80})@(?!sha[0-9])"
     rb"(?=tcp\(|(?:[\w-]{1,63}\.){1,6}[\w-]|localhost\b|[\w.-]{1,80}[:#/])"
 )
@@ -659,23 +668,25 @@ def _length_of_login(url: bytes) -> int:
 
 # --- Arguments and messages without secrets ------------------------------------------------------
 
-_PAIRS = re.compile(rb"([^=&;]*=)[^&;]*")
-_USER_OPTION = re.compile(r"(-u|-U|--user|--proxy-user)(?:(=?)(.+))?", re.S)
-_LOGIN_VALUE = re.compile(r"(?!\d*:\d*\Z).*:.*", re.S)  # no numeric user and group of a container
-_ASSIGNED = re.compile(r"([-+~]*([A-Za-z_][\w.-]*)=).*", re.S)
-_ANY_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
-_LOGIN_SIGN = re.compile("[:@ ]")  # an argument with none of these, and no HINT, is no secret
-_LONG_OPTION = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
-_TOKENS_OPTION = re.compile(r"(--?tokens)(?:(=)(.*))?", re.S | re.I)
+_PAIRS = compile_lazily(rb"([^=&;]*=)[^&;]*")
+_USER_OPTION = compile_lazily(r"(-u|-U|--user|--proxy-user)(?:(=?)(.+))?", re.S)
+_LOGIN_VALUE = compile_lazily(
+    r"(?!\d*:\d*\Z).*:.*", re.S
+)  # no numeric user and group of a container
+_ASSIGNED = compile_lazily(r"([-+~]*([A-Za-z_][\w.-]*)=).*", re.S)
+_ANY_OPTION = compile_lazily(r"--?([A-Za-z][\w.-]*)")
+_LOGIN_SIGN = compile_lazily("[:@ ]")  # an argument with none of these, and no HINT, is no secret
+_LONG_OPTION = compile_lazily(r"--[a-z][\w-]*(=.*)?", re.S)
+_TOKENS_OPTION = compile_lazily(r"(--?tokens)(?:(=)(.*))?", re.S | re.I)
 """An option that may mean tokens of a text or secret ones: its value decides."""
-_TOKEN_VALUE = re.compile(
+_TOKEN_VALUE = compile_lazily(
     r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
 )
 """Letters and digits mixed as in a secret token, not a number, a path or a file name."""
 _VALUES_OF_OPTIONS = ((_TOKENS_OPTION, _TOKEN_VALUE), (_USER_OPTION, _LOGIN_VALUE))
 _REGISTRY = frozenset(_REGISTRY_PROGRAMS.split())
-_LONG_WORD = re.compile(r"[^\s'(){}\[\],]{16,}")
-_GENERATED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+=\"\\]+")
+_LONG_WORD = compile_lazily(r"[^\s'(){}\[\],]{16,}")
+_GENERATED = compile_lazily(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+=\"\\]+")
 """Small and capital letters with digits, and nothing that is in a path or a file's name."""
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..regex import compile_lazily
 
 MAX_HOSTS = 65536  # MAX_SLURM_NODES in slurm.h is of this order; guards against a typing slip
 
-_BALANCED = re.compile(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*")
-_TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")  # with the comma before it
-_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
-_HOST = re.compile(r"([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
+_BALANCED = compile_lazily(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*")
+_TERM = compile_lazily(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")  # with the comma before it
+_PIECE = compile_lazily(r"\[([^\[\]]*)\]|([^\[\],]+)")
+_COUNT = compile_lazily(r"(\d+)(?:\(x(\d+)\))?")
+_NUMBERED = compile_lazily(r"([^\[\],\s]*?)(\d+)")
+_HOST = compile_lazily(r"([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
 """A host, or a user there; ``ssh`` would read a name that begins with a dash as an option."""
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")  # Python refuses to read thousands of digits
+_RANGE = compile_lazily(r"(\d{1,18})(?:-(\d{1,18}))?")  # Python refuses to read thousands of digits
 
 
 def expand_hostlist(text: str) -> list[str]:

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from packaging.version import Version
 
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
+from bundle.regex import compile_lazily
 
 from ..core.errors import SpaceError, StagerError, WheelError
 from ..core.files import open_regular, read_bytes, read_text, replace_file
@@ -31,7 +31,7 @@ from ..core.values import Wheel
 from ..layers.wheel_members import UNREADABLE, read_beginning
 
 _LARGEST_METADATA = 16 << 20  # bytes; no real package has a longer description
-_MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
+_MEMBER = compile_lazily(r"[^/]+\.dist-info/METADATA")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +174,8 @@ _TEXT = f"""\
     pip install --index-url file:///PATH/OF/THIS/FOLDER/{INDEX} NAME
     uv pip install --default-index file:///PATH/OF/THIS/FOLDER/{INDEX} NAME
 """
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # left by a killed process; see replace_file
-_SUM = re.compile(r"([0-9a-f]{64}) [ *]([^/]+)")
+_PARTIAL = compile_lazily(r"\..+\.[0-9a-f]{8}\.part")  # left by a killed process; see replace_file
+_SUM = compile_lazily(r"([0-9a-f]{64}) [ *]([^/]+)")
 
 
 def read_record(root: Path) -> dict[str, Digest]:

@@ -23,6 +23,7 @@ from bundle.protocol.events import JobEnds
 from bundle.protocol.log_names import ATTEMPT_MARK
 from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
 from bundle.redaction.secret_names import is_secret
+from bundle.regex import compile_lazily
 
 from ..catalogue.catalogue import CatalogueMatch, LineRole, LineTells
 from ..config import load as settings
@@ -47,12 +48,12 @@ from .process_exits import Exit, find_torchruns, has_waited_in_vain, weigh_failu
 # It begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
 _VARIABLE = (
-    (re.compile(_ROOT + r"/jobs/[^/\s'\"]+"), "JOB"),
-    (re.compile(_ROOT + r"(?=/|\b)"), "ROOT"),
-    (re.compile(r"\b0x[0-9a-fA-F]{4,}\b"), "POINTER"),
-    (re.compile(r"\[(?=[0-9a-fA-F]*:)[0-9a-fA-F:.]{1,45}\](?::\d+)?"), "ADDRESS"),
-    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "ADDRESS"),
-    (re.compile(r"\b(local_rank|rank|pid|process|cuda|GPU)([ :=#]{0,2})\d+\b", re.I), r"\1\2N"),
+    (compile_lazily(_ROOT + r"/jobs/[^/\s'\"]+"), "JOB"),
+    (compile_lazily(_ROOT + r"(?=/|\b)"), "ROOT"),
+    (compile_lazily(r"\b0x[0-9a-fA-F]{4,}\b"), "POINTER"),
+    (compile_lazily(r"\[(?=[0-9a-fA-F]*:)[0-9a-fA-F:.]{1,45}\](?::\d+)?"), "ADDRESS"),
+    (compile_lazily(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "ADDRESS"),
+    (compile_lazily(r"\b(local_rank|rank|pid|process|cuda|GPU)([ :=#]{0,2})\d+\b", re.I), r"\1\2N"),
 )
 """Parts that differ from rank to rank though the failure is the same, and their stand-ins."""
 
@@ -71,8 +72,8 @@ def make_comparable(record: FailureRecord) -> tuple[str, str]:
 
 # --- The failure of a rank that reads a variable which is withheld, as its name is a secret's ----
 
-_MISSING = re.compile(r"KeyError: '([A-Za-z_][A-Za-z0-9_]*)'")
-_OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
+_MISSING = compile_lazily(r"KeyError: '([A-Za-z_][A-Za-z0-9_]*)'")
+_OF_ENVIRONMENT = compile_lazily(r"\benviron\b|<frozen os>|/os\.py\"")
 """Lines of a traceback through ``os.environ``; a key of any other mapping may have such a name."""
 
 
@@ -93,7 +94,7 @@ def explain_withheld_variable(first: FirstFailure, job: KeptJob) -> FirstFailure
 
 # --- A module that a rank did not find: where the project has it, or the package to add ----------
 
-_NAME = re.compile(r"No module named '?([\w.]+)")
+_NAME = compile_lazily(r"No module named '?([\w.]+)")
 _PACKAGES = {
     **{"sklearn": "scikit-learn", "cv2": "opencv-python-headless", "PIL": "pillow"},
     **{"yaml": "pyyaml", "skimage": "scikit-image", "bs4": "beautifulsoup4"},

@@ -12,6 +12,7 @@ from pathlib import Path
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.log_names import ATTEMPT_MARK
+from bundle.regex import compile_lazily
 
 from ..catalogue.catalogue import (
     CatalogueEntry,
@@ -32,25 +33,25 @@ from ..logs.prefixes import (
     show_line,
 )
 
-_LEVEL = re.compile(
+_LEVEL = compile_lazily(
     r"""^\W*(?:WARNING|WARN|INFO|DEBUG)\b       # WARNING step 41: text
     |^\[?W\d{3,4}\ \d\d:|^\[W\                  # torch in C++ and in Python
     |\bNCCL\ INFO\b
     |^.{0,40}\d\d:\d\d.{0,40}\b(?:WARNING|WARN|INFO|DEBUG)\b""",
     re.VERBOSE,
 )
-_LOGGED = re.compile(
+_LOGGED = compile_lazily(
     r"(?<!NCCL )\bWARN(?:ING)?\b.*"
     r"(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)",
     re.IGNORECASE,
 )
-_IN_THREAD = re.compile(r"^Exception in thread ")
+_IN_THREAD = compile_lazily(r"^Exception in thread ")
 """The line above a traceback that ends a thread, and no process."""
-_IGNORED = re.compile(
+_IGNORED = compile_lazily(
     r"^Exception ignored (?:in|on|while)\b|\bsafe(?:ly)? to ignore\b"
     r"|^--- Logging error ---|^Error in atexit\._run_exitfuncs:"
 )
-_RECOVERED = re.compile(
+_RECOVERED = compile_lazily(
     r"""(?<!max\ )(?<!maximum\ )(?<!fork:\ )\bre-?try(?:ing)?\b
     |\bwill\ (?:be\ )?(?:re)?tr(?:y|ied)\b|\btrying\ again\b
     |\bskip(?:ping|ped)\b|\bfall(?:ing|s)?\ ?back\b|\bcontinuing\b|\brecovered\b
@@ -58,31 +59,31 @@ _RECOVERED = re.compile(
     |\busing\ the\ default\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-_GAVE_UP = re.compile(
+_GAVE_UP = compile_lazily(
     r"\b(?:stopping|aborting|exiting|giving up|gave up|terminating)\b", re.IGNORECASE
 )
-_RESTARTED = re.compile(
+_RESTARTED = compile_lazily(
     r"""(?<!not\ )\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?
     |requeue[ds]?|(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b""",
     re.IGNORECASE | re.VERBOSE,
 )
 _OF_RUNTIME = ("[", "srun: ", "slurm")
 """The beginning of lines of torch's C++ and of Slurm, which count their own attempts."""
-_ENDED_WELL = re.compile(
+_ENDED_WELL = compile_lazily(
     r"""\b(?:finished|completed?|done|success(?:ful(?:ly)?)?|succeeded|ended\ well)\b
     |\bexit(?:ed)?\b.{0,12}\b(?:code|status)\W{0,3}0\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-_TRAINED = re.compile(
+_TRAINED = compile_lazily(
     r"""\b(?:train(?:ing)?|fit(?:ting)?|epochs?)\b.{0,30}\b(?:finished|completed?|done|ended)\b
     |\b(?:finished|completed|done)\b.{0,20}\b(?:training|epochs?)\b
     |\bmax_(?:epochs|steps)\S*\ reached|\btrain_runtime\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-_ENDED_BADLY = re.compile(
+_ENDED_BADLY = compile_lazily(
     r"error|fail|abort|unsuccess|\bnot\b|\b(?:code|status|rc)\W{0,3}-?[1-9]", re.IGNORECASE
 )
-_OF_AN_END = re.compile(
+_OF_AN_END = compile_lazily(
     r"""
     # launchers, schedulers, shells, and what a batch script says at its end
     \s|\W*$|[-=*\#+~_]{4,}|\S+:\ line\ \d+:|\+\ |(?:real|user|sys)\s+\d|usage:\ |wandb:
@@ -131,8 +132,8 @@ _WINDOW = 1_000  # lines among which those of one traceback are, where several r
 _CHAIN = 4  # lines within which one traceback says that it led to another one
 _OTHERS = 25  # lines of other processes among which such another one is still looked for
 _FRAME = 4  # lines of the place above an exception: file, source, marks below it, and one more
-_EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
-_CHAINED = re.compile(
+_EXCEPTION_LINE = compile_lazily(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
+_CHAINED = compile_lazily(
     r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
 )
 _ORIGINAL = "Original Traceback"
@@ -239,21 +240,21 @@ _DIGITS = b"0123456789"
 _EVENT = b'{"v": , "'  # begins the driver's events in a batch log, which repeat other logs' lines
 _PER_ENTRY = 8  # hits that are kept of one entry and file: the first ones count
 _STAMP_LINES = 400  # lines above a hit in which a time stamp is looked for
-_LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
-LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
+_LAUNCHER_LINE = compile_lazily(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
+LAUNCHER_FRAME = compile_lazily(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
-_FINALIZER = re.compile(r"multiprocessing/util\.py\", line \d+, in _run_finalizers")
+_FINALIZER = compile_lazily(r"multiprocessing/util\.py\", line \d+, in _run_finalizers")
 """The first frame of what multiprocessing prints, and no more, as a program ends."""
 _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
 
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? ")  # or of C++
-_DATE_OR_NUMBER = re.compile(
+_EXCEPTION = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? ")  # or of C++
+_DATE_OR_NUMBER = compile_lazily(
     rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
 )
-_LETTER = re.compile(rb"[A-Za-z]")
+_LETTER = compile_lazily(rb"[A-Za-z]")
 _HEAD_BYTES, _HEADS = 6, 8  # fewest bytes of a first line that is known again; its most repeats
 
 EXCEPTION = CatalogueEntry(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.enumerations import FailureClass
+from bundle.regex import compile_lazily
 
 from ..catalogue.catalogue import LineRole, LineTells, match_line
 from ..logs.lines import read_last_lines
@@ -46,12 +47,12 @@ _ENOUGH = 200  # ordinary lines after which nothing more is counted
 _NEAR = 3  # ordinary lines below a hit that may tell what its program did about it
 _LAST_OUTPUT = 5  # lines at the end of a standard output that may say how it ended
 _STREAMS = (
-    (re.compile(r"\.e(?=\d*$)"), ".o"),
-    (re.compile(r"\.err$"), ".out"),
-    (re.compile(r"\bstderr\b"), "stdout"),
+    (compile_lazily(r"\.e(?=\d*$)"), ".o"),
+    (compile_lazily(r"\.err$"), ".out"),
+    (compile_lazily(r"\bstderr\b"), "stdout"),
 )
 """The names of a file of standard errors, and of the standard output beside it."""
-_RULE = re.compile(r"-{60,}")
+_RULE = compile_lazily(r"-{60,}")
 """The line above and below each of Open MPI's messages, which have many lines."""
 _FIRST = 20  # lines below an end in which another attempt says that it begins
 _CHARACTERS = 500
@@ -253,18 +254,18 @@ def _group_collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
 
 # The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
 
-_OF_LAUNCHER = re.compile(rf"{LAUNCHER_FRAME.pattern}|accelerate/commands/|deepspeed/launcher/")
+_OF_LAUNCHER = compile_lazily(rf"{LAUNCHER_FRAME.pattern}|accelerate/commands/|deepspeed/launcher/")
 """Frames of a launcher's own traceback, which is no rank's."""
 _ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
 """Classes of failures whose own line tells no rank, but that of the launcher does."""
 _NEAR_LINES = 40  # below a library's own line, in which the traceback that follows from it ends
 _SHOWN = 3  # lines that are shown of ranks that waited, or of consequences
 _ENDED_BY_SIGTERM = (-15, 143)
-_IN_COLLECTIVE = re.compile(
+_IN_COLLECTIVE = compile_lazily(
     r"torch/distributed/(?!_shard/|checkpoint/|fsdp/|pipelining/|tensor/)|c10d|ProcessGroup"
     r"|multiprocessing/connection"
 )
-_LOST_PEER = re.compile(
+_LOST_PEER = compile_lazily(
     r"(?:[\w.]*\.)?(?:RuntimeError|\w*(?:Backend|Network|Store|Connection\w*|EOF)Error)\b"
 )
 

@@ -13,6 +13,7 @@ from bundle.launch.rank_results import CAUSE, LOST_PEER, weigh_exit
 from bundle.launch.wrapper import is_own_frame, keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.messages import FailureRecord
+from bundle.regex import compile_lazily
 
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match_line
 from ..logs.job_files import LogFile
@@ -25,7 +26,7 @@ _HIGHEST_SIGNAL = 64
 SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
 LINES = 20  # lines that are kept of a failure
 
-_ERROR = re.compile(  # ``error: ...``, ``train.py: error: ...``
+_ERROR = compile_lazily(  # ``error: ...``, ``train.py: error: ...``
     r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
 )
 _HINT = "hint: "
@@ -154,12 +155,12 @@ def _explains(entry: CatalogueEntry) -> bool:
 
 # --- The ends of processes, as launchers report them: torchrun's closing table, and srun's lines
 
-_ROOT = re.compile(r"^\W*Root Cause\b")
+_ROOT = compile_lazily(r"^\W*Root Cause\b")
 """The line after which torchrun names the rank that it saw failing first."""
-_MAY_BE_ROW = re.compile(r"Root Cause| : ")
-_FIELD = re.compile(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
-_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_CODE = re.compile(r"(-?\d+)")
+_MAY_BE_ROW = compile_lazily(r"Root Cause| : ")
+_FIELD = compile_lazily(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
+_RANK = compile_lazily(r"(\d+) \(local_rank: (\d+)\)")
+_CODE = compile_lazily(r"(-?\d+)")
 _TABLE_ENTRIES = ("torchrun-report", "child-failed")
 _STEP_ENDS = ("cancelled", "task-failure", "step-ended")
 """Entries by which Slurm says that it ends the tasks that are left."""
@@ -314,7 +315,7 @@ def _read_exit_code(hit: Hit) -> int:
 # Where ``srun`` starts one torchrun a node, ``%t`` counts nodes; torchrun's table names the ranks.
 
 _TAIL_BYTES = 1 << 18  # bytes at the end of a log in which the table is looked for
-_TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
+_TORCHRUN = compile_lazily(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
 
 
 class Torchruns(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import field
 from itertools import filterfalse
@@ -12,14 +11,15 @@ from typing import Literal
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest
+from bundle.regex import compile_lazily
 
 Kind = Literal["model", "dataset", "space"]
-_REPOSITORY = re.compile(
+_REPOSITORY = compile_lazily(
     r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?"
 )
 """One name, or an owner's and one, by the hub's rules: at most 96 characters for each."""
-_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./+-]{0,199}")  # a branch, a tag or a commit
-_PART = re.compile(r"[\w.+ -]{1,200}")
+_REVISION = compile_lazily(r"(?!.*\.\.)[A-Za-z0-9_][\w./+-]{0,199}")  # a branch, a tag or a commit
+_PART = compile_lazily(r"[\w.+ -]{1,200}")
 _KEYS: Mapping[Kind, tuple[str, ...]] = {
     "model": ("name", "revision", "files"),
     "dataset": ("name", "revision", "config", "split", "files"),
@@ -100,7 +100,7 @@ def _read_patterns(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT = compile_lazily(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)

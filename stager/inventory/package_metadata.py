@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError
 from bundle.format.manifest import Layer
+from bundle.regex import compile_lazily
 
 from ..core.errors import escape_line_feeds
 from ..layers.layer_file import decompress_index
@@ -28,8 +29,8 @@ HEADERS_LIMIT = 256 << 10  # bytes of a METADATA file that are read: its fields 
 TEXT_LIMIT = 200
 _REQUIREMENT_LIMIT = 1000  # characters of a requirement; what is longer is none that anybody wrote
 _LIST_LIMIT = 2000  # values that are kept of a field that may be repeated
-_PATH = re.compile(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
-_MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
+_PATH = compile_lazily(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
+_MEMBER = compile_lazily(r"[^/]+\.dist-info/METADATA")
 
 
 class PackageMetadata(NamedTuple):
@@ -147,7 +148,7 @@ _SPDX = {
 """Names that mean exactly one licence of SPDX. Many classifiers do not: "BSD License", or "Apache
 Software License", leave the version open (PEP 639), and stay the names that they are."""
 
-_HUB_ID = re.compile(r"[\w.+-]+")  # of a licence in a hub's card; a name of its own has spaces
+_HUB_ID = compile_lazily(r"[\w.+-]+")  # of a licence in a hub's card; a name of its own has spaces
 
 
 class Licence(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from bundle.protocol.enumerations import Backend
+from bundle.regex import compile_lazily
 
 from ..config import checks
 from ..core.errors import ConfigError
@@ -190,7 +191,7 @@ UV_RUN: dict[str, Option] = {  # those in common use; others are refused by name
     **_flags("upgrade/U no-cache/n quiet/q verbose/v", _BUNDLE),
 }
 
-_PYTHON_OPTIONS = re.compile(r"-([bBdEiIOPqRsSuvx]*)(?:([mWX])(.*))?", re.DOTALL)
+_PYTHON_OPTIONS = compile_lazily(r"-([bBdEiIOPqRsSuvx]*)(?:([mWX])(.*))?", re.DOTALL)
 """One-letter options of Python: those without a value, and one with a value."""
 
 _ALONE = "name the script or module alone"
@@ -220,7 +221,7 @@ _REFUSED = {
 _PROGRAMS = {
     name: why for names, why in _REFUSED.items() for name in re.findall(r"(?:-m )?\S+", names)
 }
-_PYTHON = re.compile(r"(python|pypy)(w|\d(\.\d+)?t?)?")
+_PYTHON = compile_lazily(r"(python|pypy)(w|\d(\.\d+)?t?)?")
 
 
 def _is_python(program: str) -> bool:
@@ -239,7 +240,7 @@ def _refuse_program(command: Sequence[str]) -> None:
 # ``accelerate launch``: each names the script, the ranks of a machine, and much about that machine
 # which a job decides by itself. A note names each option that is left out.
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+_ASSIGNMENT = compile_lazily(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
 _MOST_DIGITS = len(str(checks.MOST))
 _LAUNCHER_MODULES = {

@@ -30,6 +30,7 @@ from bundle.protocol.codec import decode, encode
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
+from bundle.regex import compile_lazily
 
 from ..config.sections import HEADERS, TESTS
 from ..core.errors import ConfigError
@@ -109,14 +110,14 @@ def is_top(path: str) -> bool:
 
 TEST_FOLDERS = ("test", "tests")
 
-_MENTION = re.compile(  # of a test directory, in an import or in the name of a module
+_MENTION = compile_lazily(  # of a test directory, in an import or in the name of a module
     rb"(?:^|[:;])[ \t]*(?:from|import)\b(?:[^\n\\]|\\\n)*\btests?\b"
     rb"|\bimport\s*\([^)]*\btests?\b"
     rb"|[\"'][\w.]*\.tests?\b",
     re.MULTILINE,
 )
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-_ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
+_DOTTED = compile_lazily(r"[A-Za-z_]\w*(\.\w+)*")
+_ENTRY_POINTS = compile_lazily(r"[^/]+\.dist-info/entry_points\.txt")
 
 
 def _may_name_tests(source: bytes, path: str, parents: Iterable[str]) -> bool:
@@ -173,8 +174,8 @@ NOTE = "pruned.json"  # a file in ``.dist-info`` that says how much is left out
 
 _FOR_COMPILERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".cmake", ".a")
 _LOADED = (".py", ".so", ".pth")
-_TEST_FILE = re.compile(r"(test_[^/]*|[^/]*_tests?)(\.py)?")  # or a compiled test program
-_TEST_PROGRAM = re.compile(r".+/bin/test_[^/.]+")
+_TEST_FILE = compile_lazily(r"(test_[^/]*|[^/]*_tests?)(\.py)?")  # or a compiled test program
+_TEST_PROGRAM = compile_lazily(r".+/bin/test_[^/.]+")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from installer.utils import Scheme, construct_record_file, parse_entrypoints
 
 from bundle.environment.listing import HOOK, OWN_PYTHON
 from bundle.format.layer import explain_excess
+from bundle.regex import compile_lazily
 
 from ..core.errors import WheelError
 from ..core.values import Target
@@ -87,11 +88,11 @@ if __name__ == "__main__":
     sys.exit({attr}())
 """
 
-_NOT_BELOW = re.compile(  # means something else, or nothing, below lines for a shell
+_NOT_BELOW = compile_lazily(  # means something else, or nothing, below lines for a shell
     rb"\A[ \t\f]*#[^\n]*?coding[:=][ \t]*(?![uU][tT][fF][-_]?8)|__doc__|^from __future__ ",
     re.MULTILINE,
 )
-_NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")  # a module alone
+_NO_FUNCTION = compile_lazily(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")  # a module alone
 
 
 def _relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bool]:
@@ -116,7 +117,7 @@ def _read_entry_point_names(text: str) -> set[str]:
 
 RESERVED = ("pyvenv.cfg", ".stager")  # names in an environment that no wheel may provide
 SHARED = ("project", "assets", OWN_PYTHON)  # a wheel may add files to these directories
-_PROGRAMS = re.compile(r"bin/python(\d+(\.\d+)*)?")  # the environment's own programs
+_PROGRAMS = compile_lazily(r"bin/python(\d+(\.\d+)*)?")  # the environment's own programs
 _SCRIPTS = "libexec"  # the directory of scripts that cannot begin with lines for a shell
 
 _WRITE_RECORD = (  # pip and uv do not compare a wheel with its RECORD

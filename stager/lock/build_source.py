@@ -28,6 +28,7 @@ from packaging.utils import (
 
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
+from bundle.regex import compile_lazily
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
@@ -54,7 +55,7 @@ _LEFT_BEHIND = (
     *(".pytest_cache", "__pycache__", "node_modules", "build", "dist", "*.egg-info", "*.pyc"),
     *("pylock.toml", "pylock.*.toml"),
 )
-_FROM_GIT = re.compile(
+_FROM_GIT = compile_lazily(
     rb"setuptools[-_](scm|git)|use_scm_version|hatch[-_]vcs|versioneer|versioningit|dunamai|"
     rb"dynamic-versioning|\bpbr\b|git.{0,4}describe|source *= *[\"']scm[\"']"
 )
@@ -163,8 +164,8 @@ BUILT_AGAINST = {  # a build without isolation may take headers or code from the
     *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
 }
 TAIL_LINES = 12
-_CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
-_PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
+_CUDA_SETUP = compile_lazily(rb"CUDAExtension|\bnvcc\b")
+_PART = compile_lazily(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
 _LARGEST = 1 << 20  # bytes that are read of a file of a source
 
 

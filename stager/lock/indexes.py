@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -23,14 +22,15 @@ from packaging.utils import NormalizedName, canonicalize_name
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import Digest, canonical_json
+from bundle.regex import compile_lazily
 
 from ..core.processes import Runner, run
 from ..core.store import digest_file
 
 # --- One line of a requirement file, and the standard spelling of a requirement ------------------
 
-_HASH = re.compile(r"--hash[=\s]\s*(\w+):(\S+)")
-_HASH_OF_URL = re.compile(r"(?:^|&)(sha\d+|md5)=([^&;\s]+)")
+_HASH = compile_lazily(r"--hash[=\s]\s*(\w+):(\S+)")
+_HASH_OF_URL = compile_lazily(r"(?:^|&)(sha\d+|md5)=([^&;\s]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +109,14 @@ TORCH_INDEX = "https://download.pytorch.org/whl/"
 
 # What pip and uv expand from the environment when they read a requirement file.
 _VARIABLE = r"\$\{[A-Z0-9_]+\}"
-_SETTING = re.compile(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")  # a line of ``pip config list``
+_SETTING = compile_lazily(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")  # a line of ``pip config list``
 _UV_VARIABLES = {
     "SSL_CERT_FILE": "cert",
     "SSL_CLIENT_CERT": "client-cert",
     "UV_INSECURE_HOST": "trusted-host",
     "ALL_PROXY": "proxy",
 }
-_ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
+_ONLY_VARIABLES = compile_lazily(rf"{_VARIABLE}(:{_VARIABLE})?")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from bundle.node import interpreter
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.problem import NodeError
 from bundle.redaction.secrets import strip_url_secrets
+from bundle.regex import compile_lazily
 from bundle.system.processes import CompletedCommand
 
 from ..core.errors import ResolveError, SpaceError, StagerError
@@ -32,21 +33,23 @@ LONGEST_ERROR = 1200
 # The first moment a zip archive can hold, so that a wheel built twice has the same bytes.
 EPOCH = "315532800"
 
-_UNREACHABLE = re.compile(
+_UNREACHABLE = compile_lazily(
     r"connection broken by|NewConnectionError|Name or service not known|Max retries exceeded|"
     r"Temporary failure in name resolution|ConnectTimeout|Failed to fetch|error sending request|"
     r"dns error|Request failed after|connection error:|"
     r"40[13] (?:Client )?Error|\(40[13] (?:Unauthorized|Forbidden)\)",
     re.IGNORECASE,
 )
-_GONE = re.compile(
+_GONE = compile_lazily(
     r"\b(404|410)\b[ :(]*(Client Error|Not Found|Gone)|HTTP error 404", re.IGNORECASE
 )
-_VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")  # cut to five
-_LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
-_FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded).*")
-_TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
-_NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
+_VERSIONS = compile_lazily(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")  # cut to five
+_LINK = compile_lazily(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
+_FULL = compile_lazily(r".*(?:No space left on device|Disk quota exceeded).*")
+_TRACEBACK = compile_lazily(r"^Traceback .*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
+_NOISE = compile_lazily(
+    r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

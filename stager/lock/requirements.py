@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 
+from bundle.regex import compile_lazily
+
 from ..config import foreign_files
 from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
 from ..core import toml
@@ -115,9 +117,9 @@ def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
     )
 
 
-_COMMENT = re.compile(r"(^|\s+)#.*$")
-_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
-_LINE_OPTIONS = re.compile(r"\s+(--[a-z-]+.*)$")
+_COMMENT = compile_lazily(r"(^|\s+)#.*$")
+_VARIABLE = compile_lazily(r"\$\{([A-Z0-9_]+)\}")
+_LINE_OPTIONS = compile_lazily(r"\s+(--[a-z-]+.*)$")
 _LONG_NAMES = {
     "-r": "--requirement",
     "-c": "--constraint",

@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from bundle.driver.cuda import MINIMAL, OWN, find_cuda_need, parse_version
 from bundle.protocol.dataclass import dataclass
+from bundle.regex import compile_lazily
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError
@@ -30,7 +31,7 @@ from .spec import Spec
 NONE = "none"  # lifts the cutoff that a lock has kept
 ALLOWED = "a date (2026-01-31), a time (2026-01-31T12:00:00Z), or none"
 
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DATE = compile_lazily(r"\d{4}-\d\d-\d\d")
 
 
 def check_cutoff(text: str) -> str:
@@ -55,7 +56,7 @@ def to_timestamp(text: str) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WORD = compile_lazily(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAGS_SHOWN = 6
 VERSIONS_SHOWN = 5
 
@@ -243,8 +244,8 @@ def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> Non
 
 # --- Refusals of a resolver's answer that does not match the project's requirements --------------
 
-_CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
-_CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
+_CUDA_NAME = compile_lazily(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
+_CUDA_LOCAL = compile_lazily(r"(cu|rocm)\d")
 
 
 def refuse_cuda(files: Sequence[ResolvedFile]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
@@ -21,6 +20,7 @@ from bundle.protocol.counts import format_count
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.digest import canonical_json
 from bundle.redaction.secrets import strip_url_secrets
+from bundle.regex import compile_lazily
 
 from ..config import foreign_files, inline_script
 from ..config.load import Config
@@ -54,17 +54,17 @@ from .uv_project import UvLock, UvProject, make_script_project, parse_entry
 
 # --- Reading the entries of ``[environment]``, line by line, into what a spec consists of --------
 
-_PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
-_FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
-_SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
-_CONDA_LINE = re.compile(r"[\w.-]+=\d[^=\s]*(=\S+)?\s*$")  # of `conda list --export`
+_PYLOCK = compile_lazily(r"(.*/)?pylock(\.[^./]+)?\.toml")
+_FILE = compile_lazily(r"[^\s\[\];<>=!~@]+\.(txt|in)")
+_SCRIPT = compile_lazily(r"[^\s\[\];<>=!~@]+\.py")
+_CONDA_LINE = compile_lazily(r"[\w.-]+=\d[^=\s]*(=\S+)?\s*$")  # of `conda list --export`
 _INLINE = "environment.requirements"  # as a place, in messages
 _SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 _ARCHIVES = (".whl", *_SDIST_ENDINGS)
-_LINE = re.compile(
+_LINE = compile_lazily(
     r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
 )
-_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
+_COMMIT = compile_lazily(r"@[0-9a-f]{40}(#|$)")
 
 
 class SpecReader:

@@ -16,6 +16,7 @@ from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 
 from bundle.redaction.secrets import strip_url_secrets
+from bundle.regex import compile_lazily
 from bundle.system.processes import CompletedCommand
 
 from ..core import toml
@@ -37,7 +38,7 @@ from .uv_project import UvLock
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.
 _GLIBC = (17, 28, *range(31, 41))
-_NO_WHEEL = re.compile(
+_NO_WHEEL = compile_lazily(
     r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
 _REDIRECTING = (  # these make uv lock something else
@@ -49,11 +50,11 @@ _COMMON = (
     *("--format", "pylock.toml", "--no-header", "--color", "never", "--quiet", "--no-progress"),
     *("--python", sys.executable),  # a .python-version may name one that is not here
 )
-_FIRST_INDEX = re.compile(
+_FIRST_INDEX = compile_lazily(
     r"`?([\w.-]+?)`? was found on (\S+), but not at the requested version .*?"
     r"on a subsequent index \(e\.g\., (\S+?)\)"
 )
-_UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
+_UNKNOWN = compile_lazily(r"([\w.-]+) was not found in the package registry")
 
 
 def require_uv() -> list[str]:

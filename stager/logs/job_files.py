@@ -15,6 +15,7 @@ from bundle.protocol import log_names
 from bundle.protocol.codec import decode
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action, LogMode
+from bundle.regex import compile_lazily
 
 from ..core.errors import StagerError
 from ..core.files import expand_home, read_bytes
@@ -86,43 +87,43 @@ def format_time(seconds: float) -> str:
 
 DEFAULT_LOG_DIR = "~/slurm_logs"
 
-_EVENTS = re.compile(r"events\.(.+)\.jsonl$")
-_NUMBER = re.compile(r"\d[\w.+-]*")  # a job's number, also of an array or a heterogeneous job
-_BATCH = re.compile(r".+\.(\d+)\.batch\.out$")
+_EVENTS = compile_lazily(r"events\.(.+)\.jsonl$")
+_NUMBER = compile_lazily(r"\d[\w.+-]*")  # a job's number, also of an array or a heterogeneous job
+_BATCH = compile_lazily(r".+\.(\d+)\.batch\.out$")
 _HOST = (
     r"(?!(?:rank|task|attempt|step|try|restart|run|seed|fold|stage|epoch|part|array|retry|exp|trial|"
     r"node-?rank|local|proc|process|version|v|log|err|out|lr|bs)[_-]?\d)[A-Za-z][A-Za-z-]*\d[\w-]*"
 )
-_NODE_AND_TASK = re.compile(
+_NODE_AND_TASK = compile_lazily(
     r"(?:.*\.)?(?P<job>\d+)(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<task>\d+)\.(?:out|err|log|txt)"
     rf"|(?:.*[._-])?(?P<number>\d+)(?:_\d+)?[_-](?P<host>{_HOST})[_-](?P<rank>\d+)\.(?:out|err|log|txt)"
 )
 """Slurm's ``%x.%j.%N.%t.out`` and ``%x-%j-%N-%t.out``."""
-_BEHIND_JOB = re.compile(
+_BEHIND_JOB = compile_lazily(
     rf"(?:.*[._-])?\d{{2,}}(?:_\d+)?[._-](?P<node>{_HOST})\.(?:out|err|log|txt)"
 )
 _HOST_WORD = r"(?:node|nid|host|compute|cn|gpu|cpu|dgx|hgx|hpc|algo)"
-_KNOWN_HOST = re.compile(
+_KNOWN_HOST = compile_lazily(
     rf"(?:^|[._/-])((?:(?:worker|{_HOST_WORD})-?)*{_HOST_WORD}(?:-?0\d+|\d+|-\d{{1,2}})|ip(?:-\d{{1,3}}){{4}})(?=[._/]|$)"
 )
 """Words that only hosts are called by, with a number that no job has."""
-_RANK = re.compile(r"(?<![a-z])(?P<of>local|node)?[_.-]?rank[_.-]?(?P<number>\d+)", re.I)
-_OF_TORCHRUN = re.compile(
+_RANK = compile_lazily(r"(?<![a-z])(?P<of>local|node)?[_.-]?rank[_.-]?(?P<number>\d+)", re.I)
+_OF_TORCHRUN = compile_lazily(
     r"(?:^|/)attempt_(?P<attempt>\d+)/(?P<local>\d+)/(?:stdout|stderr|error)\.(?:log|json)$"
 )
 """The folders of ``torchrun --log-dir``."""
 _JOB_NUMBERS = (
-    re.compile(r"slurm[_-](\d+)"),
-    re.compile(r"\.(?:o|e|po|pe)(\d+)(?:[.-]\d+)?$"),  # PBS, Grid Engine
-    re.compile(r"(\d+)_\d+_\d*_?log\.(?:out|err)$"),  # submitit
-    re.compile(r"\bjob[_.-]?(\d+)"),
+    compile_lazily(r"slurm[_-](\d+)"),
+    compile_lazily(r"\.(?:o|e|po|pe)(\d+)(?:[.-]\d+)?$"),  # PBS, Grid Engine
+    compile_lazily(r"(\d+)_\d+_\d*_?log\.(?:out|err)$"),  # submitit
+    compile_lazily(r"\bjob[_.-]?(\d+)"),
 )
-_NAMED_BY_SCHEDULER = re.compile(r"\.(?:out|err|o|e)$")
-_LONG_NUMBER = re.compile(r"(?:^|[._-])(\d{3,})(?=[._-]|$)")
-_DATE = re.compile(
+_NAMED_BY_SCHEDULER = compile_lazily(r"\.(?:out|err|o|e)$")
+_LONG_NUMBER = compile_lazily(r"(?:^|[._-])(\d{3,})(?=[._-]|$)")
+_DATE = compile_lazily(
     r"(?<!\d)20\d\d[-_.]?[01]\d[-_.]?[0-3]\d(?:[-_T.]\d{2}[-_.]?\d\d[-_.]?\d\d)?(?!\d)"
 )
-_JOB_FOLDER = re.compile(r"(?:job|slurm)?[_.-]?(\d{3,})(?:_\d+)?")
+_JOB_FOLDER = compile_lazily(r"(?:job|slurm)?[_.-]?(\d{3,})(?:_\d+)?")
 _NO_LOGS = {
     ".pt", ".pth", ".bin", ".safetensors", ".npz", ".npy", ".ckpt", ".pkl", ".parquet", ".arrow",
     ".png", ".jpg", ".gz", ".zst", ".xz", ".zip", ".tar", ".whl", ".pyc", ".py", ".so", ".html",

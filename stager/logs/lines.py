@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from bundle.protocol.dataclass import dataclass
 from bundle.protocol.enumerations import Action
+from bundle.regex import compile_lazily
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, Prefilter, catalogue, match_line
 from ..core.errors import StagerError
@@ -33,26 +34,28 @@ from .prefixes import (
     show_line,
 )
 
-_CLOCK = re.compile(
+_CLOCK = compile_lazily(
     rb"(?<!\d)(?P<hour>\d\d?):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d+))?"
     rb"(?:(?P<zone>Z|[+-]\d\d:?\d\d)(?![\d:])|(?: (?P<utc>UTC))?(?: (?P<late_year>20\d\d))?)"
 )
 _MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _DATES = (
     # ISO 8601, logging's default, torchrun's report (with an underscore)
-    re.compile(rb"(?P<year>20\d\d)[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[ T_]$"),
+    compile_lazily(rb"(?P<year>20\d\d)[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[ T_]$"),
     # torch and glog: E1122 05:21:32.123456 4711 ...; in C++ [W304 05:21:32.1 file.cpp:1] is March
-    re.compile(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
+    compile_lazily(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
     # transformers: 11/22/2026 05:21:32; rich: 11/22/26; detectron2 and vLLM: 11/22, 11-22
-    re.compile(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<year>\d\d),? $"),
-    re.compile(rb"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) $"),
+    compile_lazily(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<year>\d\d),? $"),
+    compile_lazily(rb"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) $"),
     # syslog, date, Open MPI: Nov 22 05:21:32, Sun Nov 22 05:21:32 UTC 2026
-    re.compile(rb"\b(?P<month>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
+    compile_lazily(rb"\b(?P<month>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
 )  # fmt: skip
 _LONGEST_DATE = 16
 _STAMP_LINES = 400  # lines among which a time is looked for, above one that has none
-_EPOCH = re.compile(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
-_EPOCH_IN_JSON = re.compile(rb'"(?:ts|time|timestamp)": ?(?P<whole>1[5-9]\d{8})(?P<part>\.\d+)?')
+_EPOCH = compile_lazily(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
+_EPOCH_IN_JSON = compile_lazily(
+    rb'"(?:ts|time|timestamp)": ?(?P<whole>1[5-9]\d{8})(?P<part>\.\d+)?'
+)
 _LATEST = 1e11  # an upper limit for times, in seconds since the epoch
 _HEAD = 256  # a stamp stands near the beginning of its line; of a JSON object, near its end, too
 
@@ -144,7 +147,7 @@ def read_year(path: Path) -> int:
 
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
 _DIGITS = b"0123456789"
-_CLOSING = re.compile(r"[A-Za-z_][\w.]*(?::|\s*$)")
+_CLOSING = compile_lazily(r"[A-Za-z_][\w.]*(?::|\s*$)")
 """The beginning of the line that ends a traceback: the exception, which is not indented."""
 _LINE_BYTES = 2_000
 _WINDOW = 1_000
@@ -208,7 +211,7 @@ def _show_as_terminal(raws: Sequence[bytes]) -> list[bytes]:
 
 # --- The lines of a job's logs, each with its time, node and rank --------------------------------
 
-_MARK = re.compile(r"^(?:.{0,160}it/s.{0,60}?)?\[rank(\d{1,7})\]: ?")
+_MARK = compile_lazily(r"^(?:.{0,160}it/s.{0,60}?)?\[rank(\d{1,7})\]: ?")
 """Torch's mark of a rank's lines, which is shown in front anyway; a progress bar may precede it."""
 _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"')
 _LONGEST_PREFIX = 120
@@ -350,12 +353,12 @@ _LAUNCHERS = "ChildFailedError"
 """Torchrun's own exception, which says no more than the table after it."""
 _CLOSING_ENTRIES = ("closing-signal", "child-failed")
 """Entries of the catalogue for torchrun's lines about ending the other ranks."""
-_ERROR = re.compile(
+_ERROR = compile_lazily(
     r"\b(?:error|fatal|critical|exception|panic)\b|(?:Error|Exception)\b|^slurmstepd:|^srun: ", re.I
 )
-_WARNING = re.compile(r"Warning: |^\s*warnings\.warn\(|\bWARN(?:ING)?\b|\[W\d{4} ")
-_BEGINNING = re.compile(r"(?<![\[\\])\^")
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_WARNING = compile_lazily(r"Warning: |^\s*warnings\.warn\(|\bWARN(?:ING)?\b|\[W\d{4} ")
+_BEGINNING = compile_lazily(r"(?<![\[\\])\^")
+_NUMBERS = compile_lazily(r"0x[0-9a-f]+|\d+")
 _LONGEST_TRACE = 200
 
 

@@ -10,29 +10,33 @@ import json
 import re
 from typing import NamedTuple
 
+from bundle.regex import compile_lazily
+
 TRACEBACK = "Traceback (most recent call last)"
-_ESCAPES = re.compile(
+_ESCAPES = compile_lazily(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
     rb"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles, links
     rb"|[ -/]*[0-Z\\-~])"
 )
-_REWRITTEN = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
+_REWRITTEN = compile_lazily(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _TAG = (
     rb"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
     rb"\[[^\]\s,]{0,40}\d,\d+\]<std(?:out|err|diag)>:"
 )
-_TAGS = re.compile(rb"^([^\n]*?" + _TAG + rb")|" + _TAG, re.M)
-_REPEATED = re.compile(rb"<std\w+>:[^\n]*<std")
+_TAGS = compile_lazily(rb"^([^\n]*?" + _TAG + rb")|" + _TAG, re.M)
+_REPEATED = compile_lazily(rb"<std\w+>:[^\n]*<std")
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
 _BOX = "╭".encode()
-_CUT_TITLE = re.compile(
+_CUT_TITLE = compile_lazily(
     "(╭(?:─){1,400} Traceback )(?!\\(most recent call last\\))[^\n]{0,400}?╮".encode()
 )
 _WHOLE_TITLE = r"\1(most recent call last) ╮".encode()
 """The title of a box that is narrow, as that of rich's logger is where no terminal is."""
-_NUMBER = re.compile(r"\d+")
-_BOX_TOP = re.compile(r"( *)[╭┌]")  # the top of a box, which rich's logger draws behind its columns
+_NUMBER = compile_lazily(r"\d+")
+_BOX_TOP = compile_lazily(
+    r"( *)[╭┌]"
+)  # the top of a box, which rich's logger draws behind its columns
 _BOX_TITLES = ("╭╮", "┌┐")
 _BOX_SIDES = ("││", "┃┃")  # first and last character of a title and of a line in a box
 _MOST = 8  # prefixes of one line that are looked at
@@ -125,16 +129,18 @@ _ROW = (
 )
 """The parts that follow the time in the line of a logger, in any order."""
 
-_MARK = re.compile("|".join(_MARKS))
-_BAR = re.compile(
+_MARK = compile_lazily("|".join(_MARKS))
+_BAR = compile_lazily(
     r".{0,80}?(?:(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s*\S)"
     r"|━[━╸╺]* +(?:\d+/\d+ [\d:]+ • [\d:-]+ [\d.]+it/s|\d+% [\d:-]+) *(?:[\w/]+: \S+ +)*(?=\S))"
 )
 """A bar of tqdm or rich: it has no end of its own, so what is printed next follows it."""
-_FIRST_MARK = re.compile(rf"{_NODE}|{_MPICH}")  # prefixes that mean something else behind a time
-_LOGGER = re.compile("|".join(_LOGGERS))
-_PART = re.compile("|".join(_ROW))
-_PLAIN = re.compile(
+_FIRST_MARK = compile_lazily(
+    rf"{_NODE}|{_MPICH}"
+)  # prefixes that mean something else behind a time
+_LOGGER = compile_lazily("|".join(_LOGGERS))
+_PART = compile_lazily("|".join(_ROW))
+_PLAIN = compile_lazily(
     rf"(?!(?:submitit|Mon|Tue|Wed|Thu|Fri|Sat|Sun|{_MONTH}|{_LEVEL}) )[A-Za-z_]+(?:[ =,;]|$)"
     r"| +[A-Za-z_~^]"
 )
@@ -145,8 +151,10 @@ _TOGETHER = {
     for name in re.findall(r"\(\?P<(\w+)>", part)
 }
 """For each group of the patterns, all those of its prefix."""
-_COLUMN_SPACE = re.compile(_COLUMN)
-_GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
+_COLUMN_SPACE = compile_lazily(_COLUMN)
+_GROUP = compile_lazily(
+    r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )"
+)
 """The margin of an exception group (Python 3.11)."""
 _LONGEST_NUMBER = 8
 _OF_WRITER = ("rank", "local", "task", "node", "process")

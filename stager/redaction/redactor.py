@@ -22,13 +22,14 @@ from bundle.redaction.secrets import (
     looks_random,
     merge_spans,
 )
+from bundle.regex import compile_lazily
 
 from .secret_shapes import find_shapes
 
 # --- A text as it reads once colours, zero bytes and escapes are gone; places map back to the text
 
 _LEVELS = 6  # times that a text may be escaped: JSON within JSON within a shell's quotes
-_ATOM = re.compile(
+_ATOM = compile_lazily(
     rb"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[()][A-Z0-9])"
     rb"|\0|\xef\xbb\xbf|\xff\xfe|\xe2\x80[\x8b-\x8d]|\xc2[\xad\xa0]|[^\n]\x08"
     rb"|\\u00[0-7][0-9A-Fa-f]|\\u2028|\\x[0-7][0-9A-Fa-f]|\\[\"'\\/nrtb`]|\\[01][0-7]{2}"
@@ -128,21 +129,23 @@ def _read_escape(first: bytes, body: bytes) -> bytes:
 
 # --- Pseudonyms for people and machines: the same one for the same name, everywhere --------------
 
-_HOME = re.compile(rb"(?<![\w.])/(?:home|Users|export/home|data/home|u)/([A-Za-z_][\w.-]{0,63})")
-_MAIL = re.compile(
+_HOME = compile_lazily(
+    rb"(?<![\w.])/(?:home|Users|export/home|data/home|u)/([A-Za-z_][\w.-]{0,63})"
+)
+_MAIL = compile_lazily(
     rb"(?<![\w.+-])(?!git@)[A-Za-z0-9_][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,6}"
 )
-_IP4 = re.compile(rb"(?<![\w.+-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
-_IP6 = re.compile(
+_IP4 = compile_lazily(rb"(?<![\w.+-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
+_IP6 = compile_lazily(
     rb"(?<![\w:.])(?=[0-9a-fA-F:]{7,39}(?![\w:]))[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}"
 )
-_VERSION = re.compile(
+_VERSION = compile_lazily(
     rb"(?:[=<>~!]=|\b(?:version|release|nvidia|cuda|cudnn|cu[0-9]{2}|driver)[\w-]{0,40})"
     rb"[\"']?[ \t]{0,40}[:=(,]{0,2}[ \t]{0,9}[\"']?\Z|\bv\Z",
     re.I,
 )
 """Before a number of four parts that is a version and no address."""
-_URL_HOST = re.compile(rb"://(?:[^\s/@\"'<>]{0,200}@)?([A-Za-z0-9][A-Za-z0-9.-]{1,120})")
+_URL_HOST = compile_lazily(rb"://(?:[^\s/@\"'<>]{0,200}@)?([A-Za-z0-9][A-Za-z0-9.-]{1,120})")
 _DOMAIN = (
     rb"(?:(?:\.[A-Za-z][A-Za-z0-9-]{0,62}){0,5}"
     rb"\.(?:com|org|net|edu|gov|mil|int|local|localdomain|internal|cluster|lan|intra|corp|home"
@@ -273,7 +276,7 @@ _MAX_LEARNED = 500  # values that are learned from texts at most
 _WIDTHS = frozenset((79, 80, 88, 99, 100, 119, 120, 132, 159, 160, 199, 200))
 """Characters of a line at which programs begin a new one, whatever it says."""
 _WIDEST = 1000
-_REST = re.compile(rb"(?:\r?\n[A-Za-z0-9+/_.=-]{1,200}){1,2}")
+_REST = compile_lazily(rb"(?:\r?\n[A-Za-z0-9+/_.=-]{1,200}){1,2}")
 _WORD_BYTES = bytes(set(range(256)) - set(b" \t\r\n\"'"))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from bundle.redaction.secrets import Span, find_match_end, looks_random
+from bundle.regex import compile_lazily
 
 
 def _get_secret(match: re.Match[bytes]) -> bytes:
@@ -71,7 +72,7 @@ _FORMS: tuple[tuple[str, str, bytes, _Check | None], ...] = (
 )
 """Kind; words of which a text has one; the form, whose group is the secret; a further condition."""
 _COMPILED = [
-    (kind, needles.encode().split(), re.compile(pattern, re.M), check)
+    (kind, needles.encode().split(), compile_lazily(pattern, re.M), check)
     for kind, needles, pattern, check in _FORMS
 ]
 
@@ -87,14 +88,16 @@ def find_shapes(text: bytes) -> Iterator[Span]:
         yield from _find_private_keys(text)
 
 
-_BEGIN = re.compile(
+_BEGIN = compile_lazily(
     rb"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key"
 )
-_END = re.compile(rb"-----END (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
-_BODY = re.compile(
+_END = compile_lazily(
+    rb"-----END (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+"
+)
+_BODY = compile_lazily(
     rb"(?:[A-Za-z0-9+/=]{16,}|\\+[nr]|[\s,\"']|\[\w{1,20}\]: |(?:Proc-Type|DEK-Info): [^\n]{1,80})*"
 )
-_LINES_BACKWARDS = re.compile(rb"(?:(?: :\]\w{1,20}\[)?[ \t]*\r?\n[ \t\r]*[A-Za-z0-9+/=]{4,})+")
+_LINES_BACKWARDS = compile_lazily(rb"(?:(?: :\]\w{1,20}\[)?[ \t]*\r?\n[ \t\r]*[A-Za-z0-9+/=]{4,})+")
 _KEY_BYTES = 1 << 16  # no private key is longer
 
 

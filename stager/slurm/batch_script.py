@@ -20,6 +20,7 @@ from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import ONE_A_CPU, Job
 from bundle.redaction.secret_names import remove_secret_variables
 from bundle.redaction.secrets import mask_arguments
+from bundle.regex import compile_lazily
 
 from ..config.job_settings import list_slurm_rows, make_key
 from ..core.errors import ConfigError
@@ -35,22 +36,22 @@ _BASE64_COLUMNS = 76
 TEMPLATE = Path(__file__).with_name("batch.sh")  # its first lines say how it is filled in
 MOST_RESTARTS = 10  # how often a job goes back into the queue at most
 _COLUMNS = 98  # columns of the comment block
-_PLACEHOLDER = re.compile(r"@(\w+)@")
+_PLACEHOLDER = compile_lazily(r"@(\w+)@")
 _CONDITION = "#@if "
 _END = "#@end"
 _TEMPLATE_ONLY = ("#@", "# shellcheck ")
 
-_ENCLOSING_JOB = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_")
+_ENCLOSING_JOB = compile_lazily(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_")
 _SLURM_ITSELF = (
     *("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_DEBUG_FLAGS"),
     *("SLURM_JWT", "SLURM_TIME_FORMAT"),
 )
 """How to reach and authenticate to Slurm, and how it prints: these say nothing of a job."""
-_RANK_VARIABLES = re.compile(
+_RANK_VARIABLES = compile_lazily(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$|NODE_RANK$|ROLE_NAME$"
     r"|MASTER_(ADDR|PORT)$|(TORCHELASTIC|PET|PMI|PMIX|OMPI|PALS)_"
 )
-_HEADER_VARIABLES = re.compile(
+_HEADER_VARIABLES = compile_lazily(
     r"SBATCH_(ARRAY_INX|ERROR|EXPORT|GET_USER_ENV|IGNORE_PBS|INPUT|JOB_NAME|NO_KILL|(NO_)?REQUEUE"
     r"|OPEN_MODE|OUTPUT|SIGNAL|WAIT(_ALL_NODES)?)$"
 )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from bundle.driver.logs import CLOCK_SECONDS
 from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, parse_submit_time
+from bundle.regex import compile_lazily
 
 from ..core.errors import JobError, StagerError
 from ..core.processes import Runner, run
@@ -17,9 +18,9 @@ from ..core.processes import Runner, run
 
 Kind = Literal["pending", "granted", "quiet", "revoked", "error", "other"]
 
-_COMMAND = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
-_ERROR = re.compile(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
-_USAGE = re.compile(r"((?:unrecognized|invalid|ambiguous) option.*|option .* requires .*)")
+_COMMAND = compile_lazily(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
+_ERROR = compile_lazily(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
+_USAGE = compile_lazily(r"((?:unrecognized|invalid|ambiguous) option.*|option .* requires .*)")
 _KINDS: tuple[tuple[Kind, str, str], ...] = (
     (
         "pending",
@@ -45,12 +46,12 @@ _KINDS: tuple[tuple[Kind, str, str], ...] = (
 )
 """What Slurm's commands say: the kind, the message with the job that it names, what is shown."""
 
-_NOT_SENT = re.compile("|".join(words for words, unsent in CONTROLLER_FAULTS.items() if unsent))
+_NOT_SENT = compile_lazily("|".join(words for words, unsent in CONTROLLER_FAULTS.items() if unsent))
 
-_NO_CLUSTER = re.compile(r"resolve_ctls_from_dns_srv|establish a configuration source")
+_NO_CLUSTER = compile_lazily(r"resolve_ctls_from_dns_srv|establish a configuration source")
 """Errors of Slurm's commands on a machine that belongs to no cluster."""
 
-_NOT_RELEASED = re.compile(
+_NOT_RELEASED = compile_lazily(
     r"Unable to clean up job allocation (?:JobId=)?(\d+)(?: SLUID=\w+)?: (.+)"  # 26.05 has these
 )
 

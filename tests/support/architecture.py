@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 ORDER = {
     "bundle": (
-        "redaction", "protocol", "system", "channel", "format", "node", "environment", "checks",
-        "transfer", "results", "launch", "agent", "driver", "__main__",
+        "regex", "redaction", "protocol", "system", "channel", "format", "node", "environment",
+        "checks", "transfer", "results", "launch", "agent", "driver", "__main__",
     ),
     "stager": (
         "core", "hub", "config", "lock", "wheels", "layers", "interpreter", "pack", "trust",

@@ -11,16 +11,17 @@ from dataclasses import replace
 from ...protocol.enumerations import Action, Ending, Launcher
 from ...protocol.job import Job, check_job
 from ...protocol.problem import NodeError, Problem, ProblemCode
+from ...regex import compile_lazily
 from ...system.hostlist import expand_hostlist, fold_hosts, parse_counts
 from ...system.processes import describe_exit
 from .. import forecast
 from .transport import TOLD_TO_END, Ended, Step
 
-_TASK = re.compile(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
-_LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
-_LOST = re.compile(r"Node failure on (\S+)")
-_EXITED = re.compile(r"Exited with exit code (\d+)$")
-_BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
+_TASK = compile_lazily(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
+_LAUNCH = compile_lazily(r"Task launch for \S+ failed on node (\S+?): (.+)")
+_LOST = compile_lazily(r"Node failure on (\S+)")
+_EXITED = compile_lazily(r"Exited with exit code (\d+)$")
+_BROADCAST = compile_lazily(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
 CONTROLLER_FAULTS: Mapping[str, bool] = {
     r"Unable to contact slurm controller \(connect failure\)": True,
     "Unable to contact slurm controller": False,
@@ -33,12 +34,12 @@ CONTROLLER_FAULTS: Mapping[str, bool] = {
 }
 """Slurm's words where its controller did not answer, and whether a request cannot have reached it.
 After a time-out or a truncated answer, it may have."""
-_CONTROLLER = re.compile(
+_CONTROLLER = compile_lazily(
     r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
     r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
     rf"(?P<fault>.*(?:{'|'.join(CONTROLLER_FAULTS)}).*)"
 )  # errors of a command that could not even ask; nothing of what it was to begin has begun
-NETWORK_FAULT = re.compile(
+NETWORK_FAULT = compile_lazily(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )  # a fault of a node that is of the network, not of its disk
@@ -149,7 +150,7 @@ _BACKSTOP = 30  # seconds until ``srun`` kills them, should an agent not answer 
 
 CREDENTIALS = ("SLURM_JWT",)  # for Slurm's commands where munge is not used; not for ranks
 
-_OWN_OPTIONS = re.compile(
+_OWN_OPTIONS = compile_lazily(
     r"SLURM_(LABELIO|UNBUFFEREDIO|STD(IN|OUT|ERR)MODE|OPEN_MODE|EXPORT_ENV|MPI_TYPE|WAIT"
     r"|KILL_BAD_EXIT|DISTRIBUTION|CPU_BIND\w*|MEM_BIND\w*|NTASKS\w*|NPROCS|TASKS_PER_NODE"
     r"|CPUS_PER_TASK|TRES_PER_TASK|THREADS_PER_CORE|HINT|EXACT|OVERLAP|OVERCOMMIT|PROLOG|EPILOG"
@@ -158,9 +159,9 @@ _OWN_OPTIONS = re.compile(
 )  # variables that ``srun`` takes for options, and that would change what a step of ours does
 
 _DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
-_VERSION = re.compile(r"(\d+)\.(\d+)")
-_SUBMITTED = re.compile(r"(?:\bSubmitTime=|\|)(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-_JOB_FIELDS = re.compile(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
+_VERSION = compile_lazily(r"(\d+)\.(\d+)")
+_SUBMITTED = compile_lazily(r"(?:\bSubmitTime=|\|)(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_JOB_FIELDS = compile_lazily(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
 ENDED_BY_STATE = {
     "TIMEOUT": Ending.TIME_LIMIT,
     "DEADLINE": Ending.TIME_LIMIT,
@@ -172,7 +173,7 @@ ENDED_BY_STATE = {
 }  # the states of jobs that Slurm has ended (``man squeue``, job state codes)
 _NO_MORE_STEPS = "Job/step already completing or completed"
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
-_SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
+_SRUN_PORTS = compile_lazily(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 
 
 def bind_allocation(job: Job, env: Mapping[str, str]) -> Job:
