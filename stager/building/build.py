@@ -19,6 +19,7 @@ from bundle.protocol.dataclass import dataclass
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
+from ..config.template import find_unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store, remove
 from ..core.values import Target
@@ -202,6 +203,12 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             spec = read_buildable_spec(config, options.launcher)
             own = _find_own_interpreter(config, spec, listener)
             compiler = find_compiler(spec.target, own.program if own else None)
+            unnamed = find_unnamed_requirements(config.root)
+            if unnamed and not config.environment.requirements:
+                listener.note(
+                    f"environment.requirements is empty: the bundle gets no packages; {unnamed} is "
+                    f"here, but {config.source.name} does not name it"
+                )
             files = HubFiles(offline=options.offline, store=store, progress=show)
             resolving, moved = sort_upgrades(config, options)
             lock = ensure_lock(config, spec, store, resolving, listener, locked=options.locked)

@@ -1,7 +1,8 @@
 """Files of other tools that are named in place of requirements, and the remedy for each.
 
-``Pipfile`` and ``setup.py`` are valid names of packages (PEP 508), which a stranger may have put on
-an index: a bare name that looks like that of a file is never asked from one.
+``uv.lock``, ``Pipfile`` and ``setup.py`` are valid names of packages (PEP 508), and an index may
+have a package of such a name, which a stranger wrote. So a bare name that looks like that of a file
+is never asked from an index.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _CONDA = (
 )
 _BUILD = 'name the folder, for example ".", to build the project with its dependencies'
 _ALONE = "name it in environment.requirements itself"
+
 _REMEDIES = {
     "uv.lock pyproject.toml pylock.toml pylock.*.toml": _ALONE,
     "poetry.lock": f"run {POETRY_EXPORT} {_NAME_IT}",
@@ -40,6 +42,7 @@ _SUFFIXES = (
     *(".txt", ".yaml", ".yml"),
 )
 """Suffixes of names that mean a file, whether it exists or not."""
+
 _PACKAGES = ("discord.py", "ruamel.yaml", "web.py")
 """Widely used packages with names like files; taken for packages if no such file exists."""
 
@@ -58,12 +61,22 @@ def find_remedy(name: str) -> str:
     return ""
 
 
+def is_export_needed(name: str) -> bool:
+    """Return whether a file lists requirements in a form that only another tool reads."""
+    return find_remedy(name) not in ("", _BUILD, _ALONE)
+
+
 def make_remedy(name: str) -> str:
     """Return the remedy for a file that is not a requirement file, by its name."""
     if remedy := find_remedy(name):
         return remedy
     if name.endswith((".txt", ".in")):
         return f'write "-r {name}" in a requirement file, or name it in environment.requirements'
+    if name.endswith(".py"):
+        return (
+            "a script's requirements are read where it has a block with them (PEP 723) and is "
+            "named in environment.requirements itself"
+        )
     return "name a requirements.txt, a pyproject.toml, a wheel, an sdist or a folder"
 
 

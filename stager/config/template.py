@@ -10,10 +10,13 @@ from bundle.protocol.dataclass import dataclass
 
 from ..core import toml
 from ..core.errors import ConfigError, StagerError
+from . import foreign_files
 from .load import FILE_NAME, Config, find, load, parse
 from .table import load_default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
+_READ = ("*.in", "*.txt", *GUESSES[2:], "pylock.toml", "pylock.*.toml", "*.whl", "*.tar.gz")
+"""Names of files that ``environment.requirements`` may name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +53,43 @@ def fill_template(requirements: Sequence[str]) -> str:
     return text.replace("requirements = []", line, 1)
 
 
+def find_unnamed_requirements(folder: Path) -> str:
+    """Return the requirements file that a project without requirements may mean; empty if none."""
+    return next((name for name in GUESSES if (folder / name).is_file()), "")
+
+
 def _choose_requirements(folder: Path, source: Path | None) -> list[str]:
-    place = source or Path()
-    if source is not None and (folder / source).is_file():
-        return [str(source)]
-    found = next((name for name in GUESSES if (folder / place / name).is_file()), "")
-    if not found and source is not None:
+    """Return the value of ``environment.requirements``; empty if there is no file to name."""
+    if source is not None and not (folder / source).is_dir():
+        return [_require_readable(folder, source)]
+    place, wanted = source or Path(), ", ".join(GUESSES)
+    where = "here" if source is None else f"in {source}"
+    if found := find_unnamed_requirements(folder / place):
+        return [str(place / found)]
+    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
+    for other in filter(foreign_files.is_export_needed, names):
         raise ConfigError(
-            f"{source} is no file, and has none of {', '.join(GUESSES)} in it",
+            f"stager cannot use {other} {where}, and there is no {wanted} {where}",
+            hint=f"{foreign_files.make_remedy(other)}; `stager init` then finds it by itself",
+        )
+    if source is not None:
+        raise ConfigError(
+            f"there is no requirements file {where}: none of {wanted}",
             hint="name another file or folder with --from; without --from an empty list is written",
         )
-    return [str(place / found)] if found else []
+    return []
+
+
+def _require_readable(folder: Path, source: Path) -> str:
+    if not (folder / source).is_file():
+        there = [name for name in GUESSES if (folder / name).is_file()]
+        known = f"; here: {', '.join(there)}" if there else ""
+        hint = f"name a requirements file with --from{known}"
+        raise ConfigError(f"there is no file {source}", hint=hint)
+    if not any(source.match(pattern) for pattern in _READ):
+        hint = foreign_files.make_remedy(source.name)
+        raise ConfigError(f"{source} is not a requirement file", hint=hint)
+    return str(source)
 
 
 def load_or_default(start: Path) -> Config:

@@ -346,6 +346,17 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
     assert "#SBATCH --requeue" in requeue.stdout.splitlines()
 
 
+def test_what_a_script_gets_and_what_of_it_does_not_count_is_said(project: Project) -> None:
+    script = project.root / "train.py"
+    script.write_text('# /// script\n# dependencies = ["beta"]\n# ///\n')
+    project.settings("alpha", more=SRUN).build()
+    words = ["train.py", "--nodes", "4", "--epochs=3", "--json"]
+    behind = project.expect("script", *words)
+    assert "warning: train.py gets --nodes, and stager does not" in behind.stderr
+    assert "train.py: its own block (PEP 723) does not count" in behind.stderr
+    assert "warning" not in project.expect("script", "--", *words).stderr
+
+
 def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None:
     built = project.build()
     project.expect("verify", *LOCAL, "--log-dir", "logs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,31 @@ def test_the_usual_file_is_found(names: list[str], tmp_path: Path) -> None:
     assert load(tmp_path).environment.requirements == (names[0],)
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "message", "said"),
+    [
+        ("Pipfile", "Pipfile", "Pipfile is not a requirement file", "pipenv"),
+        ("odd.lst", "odd.lst", "odd.lst is not a requirement file", "a folder"),
+        ("Pipfile", "", "stager cannot use Pipfile here", "pipenv requirements"),
+        ("environment.yml", ".", "stager cannot use environment.yml in .", "conda"),
+        ("requirements.txt", "gone.txt", "there is no file gone.txt", "here: requirements.txt"),
+    ],
+)
+def test_what_only_another_tool_reads_or_nobody_is_not_named(
+    name: str, source: str, message: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        write_settings(tmp_path, Path(source) if source else None)
+    assert said in caught.value.hint
+    assert not (tmp_path / "stager.toml").exists()
+
+
 def test_a_folder_is_looked_into(tmp_path: Path) -> None:
     (tmp_path / "deps").mkdir()
-    for source in ("deps", "gone.txt"):
-        none = rf"{source} is no file, and has none of requirements\.in"
-        with pytest.raises(ConfigError, match=none):
-            write_settings(tmp_path, Path(source))
+    none = r"no requirements file in deps: none of requirements\.in"
+    with pytest.raises(ConfigError, match=none):
+        write_settings(tmp_path, Path("deps"))
     assert not (tmp_path / "stager.toml").exists()
     (tmp_path / "deps" / "requirements.txt").write_text("alpha\n")
     write_settings(tmp_path, Path("deps"))
@@ -42,11 +62,15 @@ def test_a_folder_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_init_says_what_to_do_next_and_overwrites_nothing(project: Project) -> None:
+    """Without a requirements file, too; and a build says when one came."""
     file = project.root / "stager.toml"
     file.unlink()
     said = project.stager("init").stderr
     assert "without requirements: there is no requirements.in, requirements.txt" in said
+    assert "is here, but" not in project.stager("build", "--no-prove").stderr
     (project.root / "requirements.txt").write_text("alpha\n")
+    said = project.stager("build", "--no-prove").stderr
+    assert "requirements.txt is here, but stager.toml does not name it" in said
     file.unlink()
     assert "for requirements.txt; look at it, then: stager build" in project.stager("init").stderr
     file.write_text("mine")
