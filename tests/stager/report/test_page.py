@@ -14,12 +14,16 @@ import pytest
 from stager.core.errors import escape_invisible
 from stager.report.page import write_report
 from tests.support.browser import Browser, Page, browsing
+from tests.support.building import Project
 from tests.support.stories import (
     HOSTILE,
     LONG,
     T0,
     Parsed,
     hostile,
+    ran,
+    reported,
+    trainable,
     went_well,
 )
 
@@ -170,6 +174,11 @@ WIDE = """[...document.querySelectorAll('body *')].filter(one =>
 """Elements that reach out of the window, other than in boxes that scroll."""
 
 
+FOCUSED = """(() => { const one = document.activeElement, how = getComputedStyle(one);
+    return [one.tagName, one.className, one.textContent.slice(0, 40), how.outlineStyle,
+            parseFloat(how.outlineWidth), one.getBoundingClientRect().right > 0] })()"""
+
+
 def looks_right(page: Page) -> None:
     """What holds for every page in every window."""
     assert page.errors() == []
@@ -194,4 +203,31 @@ def test_a_hostile_page_in_a_browser(
     paper = page.value("getComputedStyle(document.body).backgroundColor")
     red = int(colours(scheme)["paper"][1:3], 16)
     assert paper.startswith(f"rgb({red},")
+    page.close()
+
+
+def test_a_real_jobs_page_in_a_browser_by_keyboard(browser: Browser, project: Project) -> None:
+    trainable(project)
+    ran(project, "metrics")
+    path = Path(reported(project).stdout.strip())
+    page = browser.open(path, 400)
+    looks_right(page)
+    met: list[list[object]] = []
+    for _ in range(40):
+        page.press("Tab", 9)
+        found = page.value(FOCUSED)
+        if found[0] == "BODY" or found in met:
+            break
+        met.append(found)
+    assert met[0][:3] == ["A", "skip", "Skip to the content"]
+    names = [(str(one[0]), str(one[2])) for one in met]
+    for link in ("The job", "Timeline", "Training", "Nodes"):
+        assert ("A", link) in names
+    assert ("SUMMARY", "The same as a table") in names
+    assert ("SUMMARY", "Epochs") in names
+    assert sum(one[1] == "box" for one in met) == 1  # those that are not folded away
+    for one in met:
+        assert one[3] == "solid", one
+        assert float(str(one[4])) >= 2, one
+        assert one[5] is True, one
     page.close()
