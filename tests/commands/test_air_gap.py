@@ -186,7 +186,7 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
         given = ("--bundle", str(carried)) if command != "inspect" else (str(carried),)
         refused = nowhere.stager(command, *given, *(train[-2:] * (command == "exec")), env=empty)
         assert (refused.returncode, refused.stdout) == (1, ""), command
-        assert f"{carried} is a file that `stager export` has written" in refused.stderr
+        assert f"{carried}, which `stager export` wrote" in refused.stderr
         assert f"stager import {carried}" in refused.stderr
 
 
