@@ -107,7 +107,7 @@ def test_the_note_of_a_project_holds_the_whole_id(project: Project) -> None:
         read_manifest(chosen.path, chosen.id)
     del raw["id"]  # as an older version wrote it
     note.write_text(json.dumps(raw))
-    with pytest.raises(BundleError, match="older version"):
+    with pytest.raises(BundleError, match="there is no bundle"):
         newest_bundle(load(project.root))
     assert project.stager("exec", "--", "python", "train.py").returncode == 0, "made anew"
 
