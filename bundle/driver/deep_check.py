@@ -241,9 +241,11 @@ def find_skewed_clocks(offsets: Mapping[str, ClockOffset]) -> Problems:
         skew = offset.ahead - median.ahead
         uncertainty = offset.give_or_take + median.give_or_take
         if abs(skew) - uncertainty > SKEW_LIMIT:
-            side = "ahead of" if skew > 0 else "behind"
-            values = {"seconds": f"{abs(skew):.1f}", "side": side}
-            values["uncertainty"] = f"{uncertainty:.1f}"
+            values = {
+                "seconds": f"{abs(skew):.1f}",
+                "side": "ahead of" if skew > 0 else "behind",
+                "uncertainty": f"{uncertainty:.1f}",
+            }
             problems[node] = [Problem(ProblemCode.CLOCK_WRONG, node, values)]
     return problems
 

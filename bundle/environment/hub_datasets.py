@@ -21,8 +21,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from ..regex import compile_lazily
-
 PART = ".stager-part"
 """A directory beside ``snapshots``: a file for each commit of which only some files are there, with
 the paths of the others, one on each line."""
@@ -32,7 +30,7 @@ _KEYWORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Words that mean a split in the names of files and folders (``datasets``: ``data_files.py``)."""
-_SHARD = compile_lazily(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+_SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """Names that say a split of any name (``SPLIT_PATTERN_SHARDED`` there)."""
 _BETWEEN = "[-._ 0-9]"  # characters that part such a word from others (``NON_WORDS_CHARS`` there)
 _NO_DATA = (
@@ -42,8 +40,8 @@ _NO_DATA = (
 """Files that are never data unless a pattern names them (``FILES_TO_IGNORE`` there)."""
 _HIDDEN = (r"(?:^|/)\.", r"(?:^|/)__[^/]*(?=/)")  # names of files or folders, and of folders
 _SHOWN = 5  # missing files that a message names
-_NAME = compile_lazily(r"[\w.-]+(/[\w.-]+)?")
-_COMMIT = compile_lazily(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARK = "reads_snapshots_for_stager"
 _reading = threading.local()  # ``read_part``: what this thread reads; None for a whole data set
 

@@ -302,7 +302,7 @@ def test_parts_that_have_changed_places(sides: Sides, whole: bytes) -> None:
 
 def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:
     carried = sides.export().file
-    with pytest.raises(BundleError, match="`stager export` has written") as caught:
+    with pytest.raises(BundleError, match="`stager export` wrote") as caught:
         open_bundle(carried).__enter__()
     assert caught.value.hint.endswith(f"stager import {carried}")
 
