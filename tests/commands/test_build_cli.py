@@ -188,6 +188,7 @@ def test_a_stale_lock_is_made_anew_unless_locked(project: Project) -> None:
 # --- other kinds of requirements -----------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_sdist_a_local_project_and_extras(project: Project, sdist: Path) -> None:
     lib = project.root / "mylib"
     (lib / "src" / "mylib").mkdir(parents=True)

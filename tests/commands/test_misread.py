@@ -27,7 +27,7 @@ FOREIGN = [
     ("environment-gpu.yml", "requirements.in"),
     ("setup.py", "name the folder"),
     ("setup.cfg", "name the folder"),
-    ("s.py", "a pyproject.toml"),
+    ("s.py", "a block with them (PEP 723)"),
     ("settings.json", "requirements.txt"),
 ]
 

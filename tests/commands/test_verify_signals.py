@@ -44,7 +44,7 @@ def begin(torch_project: TorchProject, folder: Path, *slow: str) -> subprocess.P
     return started
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("how", ["ctrl-c", pytest.param("sigterm", marks=pytest.mark.full)])
 def test_an_ending_that_can_be_answered(
     torch_project: TorchProject, tmp_path: Path, how: str
 ) -> None:

@@ -93,13 +93,15 @@ def test_a_static_program_is_refused(tmp_path):
 STATIC = ("-Wl,--export-dynamic,--whole-archive", "{archive}", "-Wl,--no-whole-archive", "-lm")
 
 
+CONDA = ((*STATIC, "-Wl,-rpath,$ORIGIN/../lib"), "conda-meta/history")
+
+
 @pytest.mark.parametrize(
     ("linked", "beside"),
     [
-        (("{shared}",), "lib/python{python}/EXTERNALLY-MANAGED"),
-        ((*STATIC, "-Wl,-rpath,$ORIGIN/../lib"), "conda-meta/history"),
+        pytest.param(("{shared}",), "lib/python{python}/EXTERNALLY-MANAGED", id="uv"),
+        pytest.param(*CONDA, id="conda", marks=pytest.mark.full),
     ],
-    ids=["uv", "conda"],
 )
 def test_one_that_is_laid_out_as_others_are(own, tmp_path, linked, beside):
     """A program like those of uv until 2025, which names libpython by path, or of conda and of uv

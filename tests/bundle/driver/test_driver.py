@@ -448,6 +448,7 @@ def test_a_job_may_read_compiled_code_and_keep_none(
     assert not (tmp_path / "compiled").exists()
 
 
+@pytest.mark.full
 def test_after_a_crash_with_compiled_code_ranks_compile_anew(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
@@ -458,6 +459,7 @@ def test_after_a_crash_with_compiled_code_ranks_compile_anew(
     assert not [event for event in events if event["event"] == "compiled"]
 
 
+@pytest.mark.full
 def test_a_node_without_a_compiler_is_named_where_jobs_compile(
     single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
