@@ -270,7 +270,7 @@ def describe_exit(code: int | None) -> str:
     return f"ended by {names.get(-code, f'signal {-code}')}"
 
 
-def run(  # noqa: PLR0913 - those of subprocess.run
+def run(
     argv: Sequence[str],
     *,
     timeout: float,
@@ -278,11 +278,10 @@ def run(  # noqa: PLR0913 - those of subprocess.run
     cwd: str | None = None,
     input: str | None = None,
     check: bool = True,
-    output: int = PIPE,
 ) -> CompletedCommand:
     """Run a command, and return its output; ProcessError if it is late, or (``check``) fails."""
-    stdin, stderr = DEVNULL if input is None else PIPE, PIPE if output == PIPE else None
-    process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=output, stderr=stderr)
+    stdin = DEVNULL if input is None else PIPE
+    process = start(argv, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE)
     data = None if input is None else input.encode()
     try:
         texts = _decode(process.communicate(data, timeout=timeout))
@@ -303,8 +302,8 @@ def run(  # noqa: PLR0913 - those of subprocess.run
     return CompletedCommand(tuple(argv), process.returncode, *texts)
 
 
-def _decode(outputs: Iterable[bytes | None]) -> list[str]:
-    return [(output or b"").decode(errors="replace") for output in outputs]
+def _decode(outputs: Iterable[bytes]) -> list[str]:
+    return [output.decode(errors="replace") for output in outputs]
 
 
 def read_output(process: Process, timeout: float, limit: int = 1 << 20) -> bytes | None:

@@ -56,7 +56,7 @@ def run(
     return run_with_input(argv, None, environment=full, timeout=timeout, cwd=cwd, check=check)
 
 
-def run_with_input(  # noqa: PLR0913 - those of subprocess.run
+def run_with_input(
     argv: Sequence[str],
     text: str | None,
     *,
@@ -64,19 +64,12 @@ def run_with_input(  # noqa: PLR0913 - those of subprocess.run
     timeout: float,
     cwd: Path | None = None,
     check: bool = True,
-    output: int = processes.PIPE,
 ) -> CompletedCommand:
     """Run one command that reads a text from its standard input, in exactly this environment."""
     folder = None if cwd is None else str(cwd)
     try:
         completed = processes.run(
-            argv,
-            timeout=timeout,
-            env=environment,
-            cwd=folder,
-            input=text,
-            check=False,
-            output=output,
+            argv, timeout=timeout, env=environment, cwd=folder, input=text, check=False
         )
     except ProcessError as exc:
         if not exc.timed_out:
@@ -90,8 +83,27 @@ def run_with_input(  # noqa: PLR0913 - those of subprocess.run
 
 
 def feed_command(argv: Sequence[str], text: str, *, timeout: float) -> None:
-    """Run one command that reads a text, and writes to standard error."""
-    run_with_input(argv, text, environment=None, timeout=timeout, output=sys.stderr.fileno())
+    """Run one command that reads a text from its standard input, and writes to standard error.
+
+    What it starts in the background does not keep this process waiting.
+    """
+    process = _start(
+        argv, stdin=processes.PIPE, stdout=sys.stderr.fileno(), env=None, new_session=False
+    )
+    timed_out = False
+    try:
+        process.communicate(text.encode(), timeout=timeout)
+    except processes.TimeoutExpired:
+        timed_out = True
+    finally:
+        if process.returncode is None:
+            processes.stop(process, 0)
+    if process.returncode or timed_out:
+        completed = CompletedCommand(tuple(argv), process.returncode, "", "")
+        reason = f"exit status {process.returncode}"
+        if timed_out:
+            reason = f"the command took more than {timeout:g} s"
+        raise CommandError(completed, reason=reason, timed_out=timed_out)
 
 
 class Streamed(NamedTuple):
